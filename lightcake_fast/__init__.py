@@ -1,0 +1,37 @@
+"""Context-aware knowledge-graph embedding (LightCAKE, PAKDD 2021, arXiv 2102.10826) with fused kernels."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightcake_fast.data import KnowledgeGraph, load_dataset
+    from lightcake_fast.graph import ContextGraph
+    from lightcake_fast.models import LightCAKE
+    from lightcake_fast.ops import context_layer, context_weights
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "ContextGraph": "lightcake_fast.graph",
+    "KnowledgeGraph": "lightcake_fast.data",
+    "LightCAKE": "lightcake_fast.models",
+    "context_layer": "lightcake_fast.ops",
+    "context_weights": "lightcake_fast.ops",
+    "load_dataset": "lightcake_fast.data",
+}
+__all__ = [
+    "ContextGraph",
+    "KnowledgeGraph",
+    "LightCAKE",
+    "__version__",
+    "context_layer",
+    "context_weights",
+    "load_dataset",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for: a plain import stays cheap."""
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
