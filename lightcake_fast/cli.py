@@ -1,0 +1,58 @@
+"""What all command-line modules share: one-line errors and exit codes."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from lightcake_fast.errors import InputError
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An `argparse` parser for `run`: has `--debug`, takes no abbreviations, raises instead of exiting.
+
+    Raises:
+        InputError: From `parse_args`, for unknown flags and wrong values.
+    """
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `InputError` with argparse's message."""
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
+    """Run a command and turn what goes wrong into one line on stderr and an exit code.
+
+    Use it as `sys.exit(run(main))`.
+
+    Args:
+        main: The command. Takes the arguments after the program's name; returns an exit code, None for 0.
+        argv: The arguments; None takes those of the process.
+
+    Returns:
+        The command's own code; 2 after an `InputError` or a failed file operation; 130 after Ctrl-C;
+        141 when the reader of stdout has gone (`... | head`). Other exceptions are bugs and propagate.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    try:
+        code = main(arguments) or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # the interpreter flushes stdout again at exit, which must not fail a second time
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (InputError, OSError) as error:
+        if "--debug" in arguments:
+            traceback.print_exc()
+        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
+        return 2
+    return code
