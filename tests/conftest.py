@@ -1,0 +1,69 @@
+"""Fixtures of every test: poisoned fresh memory, few threads, and the public data sets."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+MAX_THREADS = 4  # the tensors of tests are small: a wide pool costs more than it brings
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_threads() -> None:
+    torch.set_num_threads(min(torch.get_num_threads(), MAX_THREADS))
+
+
+def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def allocate_poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
+        fresh = allocate(*args, **kwargs)
+        if fresh.is_floating_point() or fresh.is_complex():
+            poison: float | bool | int = float("nan")
+        elif fresh.dtype is torch.bool:
+            poison = True
+        else:
+            poison = torch.iinfo(fresh.dtype).max
+        with torch.no_grad():  # the caller may have asked for a leaf that requires gradients
+            return fresh.fill_(poison)
+
+    return allocate_poisoned
+
+
+@pytest.fixture(autouse=True)
+def _poison_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill uninitialised tensors with NaN, so that an output nobody wrote shows.
+
+    PyTorch's own `fill_uninitialized_memory` works only under deterministic algorithms, which would
+    swap the algorithms under test for others.
+    """
+    for owner, name in (
+        (torch, "empty"),
+        (torch, "empty_like"),
+        (torch, "empty_strided"),
+        (torch.Tensor, "new_empty"),
+        (torch.Tensor, "new_empty_strided"),
+    ):
+        monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+
+
+@pytest.fixture(scope="session")
+def public_data() -> Callable[[str], Path]:
+    """Give the folder of a public data set, by any case of its name; skip where it is absent.
+
+    Under `CI=true` an absent set is a failure: nothing may go untested there unseen.
+    """
+
+    def find(name: str) -> Path:
+        root = os.environ.get("LIGHTCAKE_FAST_DATA")
+        folders = [] if root is None or not Path(root).is_dir() else list(Path(root).iterdir())
+        for folder in folders:
+            if folder.is_dir() and folder.name.lower() == name.lower():
+                return folder
+        reason = f"needs {name}: put its folder into the one that LIGHTCAKE_FAST_DATA names (now {root!r})"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+    return find
