@@ -1,0 +1,54 @@
+# `make demo` and `make test` do everything on a machine that has only Python, make and a C compiler.
+
+PYTHON ?= python3
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+
+RUN = $(VENV)/bin/python
+# One pip call makes or mends the environment; the stamp says for which metadata that was done.
+INSTALL = $(PYTHON) -m venv $(VENV) && \
+	$(RUN) -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
+USER_STAMP = $(VENV)/.installed
+DEV_STAMP = $(VENV)/.installed-dev
+
+.PHONY: help demo dev test test-full lint format bench clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+demo: $(USER_STAMP)  ## install, train on the embedded data set, print the test metrics
+	$(RUN) -m lightcake_fast.train --dataset family
+
+dev: $(DEV_STAMP)  ## install with everything that tests, lint and benchmarks need
+
+test: $(DEV_STAMP)  ## install, run the tests
+	$(RUN) -m pytest -m "not full"
+
+test-full: $(DEV_STAMP)  ## the tests with full grids, long fuzzing and kill tests
+	$(RUN) -m pytest
+
+lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+
+format: $(DEV_STAMP)  ## apply ruff's fixes and format
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+bench: $(DEV_STAMP)  ## time the op and its baselines
+	$(RUN) -m pytest bench --benchmark-only
+
+clean:  ## remove caches and build outputs; keeps the environment and runs/
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find bench kernels lightcake_fast reference tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(USER_STAMP): pyproject.toml $(CONSTRAINTS)
+	@echo "installing lightcake_fast into $(VENV) (minutes when torch must be fetched)"
+	@$(INSTALL) -e .
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml $(CONSTRAINTS)
+	@echo "installing lightcake_fast with its dev extra into $(VENV) (minutes when torch must be fetched)"
+	@$(INSTALL) -e '.[dev]'
+	@touch $(USER_STAMP) $@
