@@ -1,0 +1,188 @@
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightcake_fast import metrics
+from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.metrics import (
+    TIES,
+    Evaluation,
+    KnownRelations,
+    NonFiniteScoresError,
+    evaluate_relations,
+    relation_ranks,
+)
+
+
+def brute_force_rank(scores: list[float], true: int, known: set[int], ties: str) -> float:
+    """The rank by the definition: sort the candidates, look at the places that the true one can take."""
+    candidates = [r for r in range(len(scores)) if r == true or r not in known]
+    ordered = sorted(candidates, key=lambda r: (-scores[r], r))
+    places = [place for place, r in enumerate(ordered, start=1) if scores[r] == scores[true]]
+    return {
+        "realistic": sum(places) / len(places),
+        "optimistic": places[0],
+        "pessimistic": places[-1],
+        "index": ordered.index(true) + 1,
+    }[ties]
+
+
+def small_graph(seed: int, entities: int = 6, relations: int = 5, triples: int = 40) -> KnowledgeGraph:
+    """Few entities and relations, so that pairs hold several relations and unseen entities occur."""
+    random = np.random.default_rng(seed)
+    splits = []
+    for count in (triples // 4, triples // 2, triples // 2):
+        heads, tails = random.integers(0, entities, (2, count))
+        splits.append(np.stack([heads, random.integers(0, relations, count), tails], axis=1))
+    names = tuple(map(str, range(entities))), tuple(map(str, range(relations)))
+    train, valid, test = (np.unique(split, axis=0) for split in splits)
+    return KnowledgeGraph("small", *names, train, valid, test)
+
+
+@pytest.mark.parametrize("ties", TIES)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10_000), levels=st.sampled_from([1, 2, 4, 1000]))
+def test_ranks_equal_brute_force(ties: str, seed: int, levels: int) -> None:
+    graph = small_graph(seed)
+    known: dict[tuple[int, int], set[int]] = {}
+    for split in (graph.train, graph.valid, graph.test):
+        for h, r, t in split.tolist():
+            known.setdefault((h, t), set()).add(r)
+    # few levels of score make ties, up to all relations equal
+    table = np.random.default_rng(seed).integers(0, levels, (6, 6, graph.num_relations)).astype(np.float32)
+
+    def score(pairs: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(table)[pairs[:, 0], pairs[:, 1]]
+
+    expected = [
+        brute_force_rank(table[h, t].tolist(), r, known[h, t], ties) for h, r, t in graph.test.tolist()
+    ]
+    seen = [graph.seen_entities[h] and graph.seen_entities[t] for h, _, t in graph.test.tolist()]
+    found = evaluate_relations(score, graph.test, KnownRelations.of(graph), graph.seen_entities, ties=ties)
+    assert found.to_dict() == {
+        "all": expected_metrics(expected),
+        "seen": expected_metrics([rank for rank, both in zip(expected, seen, strict=True) if both]),
+    }
+
+
+def expected_metrics(ranks: list[float]) -> dict[str, Any]:
+    names = ("mrr", "mr", "hits_at_1", "hits_at_3", "hits_at_10")
+    if not ranks:
+        return {"count": 0} | dict.fromkeys(names)
+    values = np.array(ranks)
+    means = [(1 / values).mean(), values.mean(), *((values <= k).mean() for k in (1, 3, 10))]
+    return {"count": len(ranks)} | {
+        name: pytest.approx(mean) for name, mean in zip(names, means, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("ties", "expected"),
+    [
+        ("realistic", [2.5, 1.0]),
+        ("optimistic", [2.0, 1.0]),
+        ("pessimistic", [3.0, 1.0]),
+        ("index", [3.0, 1.0]),
+    ],
+)
+def test_ties_and_filter_by_hand(ties: str, expected: list[float]) -> None:
+    # row 0: relation 0 ties with the true 3, relation 1 is better, relation 2 is better but known
+    scores = torch.tensor([[1.0, 2.0, 3.0, 1.0], [0.0, 0.0, 0.0, 7.0]])
+    known = torch.tensor([0, 0, 1]), torch.tensor([2, 3, 3])
+    assert relation_ranks(scores, torch.tensor([3, 3]), known, ties=ties).tolist() == expected
+
+
+def test_known_pairs_are_directed() -> None:
+    known = KnownRelations(np.array([[0, 2, 1], [1, 0, 0], [0, 1, 1], [0, 2, 1]]), num_entities=2)
+    rows, relations = known(np.array([[0, 1], [1, 1], [1, 0]]))
+    assert list(zip(rows.tolist(), relations.tolist(), strict=True)) == [(0, 2), (0, 1), (0, 2), (2, 0)]
+
+
+def test_pair_keys_do_not_overflow_at_wikidata_size() -> None:
+    entities = 4_600_000
+    triples = np.array([[entities - 1, 0, entities - 1], [0, 1, entities - 1]])
+    rows, relations = KnownRelations(triples, entities)(triples[:, [0, 2]])
+    assert rows.tolist() == [0, 1]
+    assert relations.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_non_finite_scores_are_an_error(value: float) -> None:
+    scores = torch.zeros(4, 5)
+    scores[1, 2] = scores[3, 3] = value
+    with pytest.raises(NonFiniteScoresError, match=r"^2 of 20 scores are NaN or infinite$"):
+        relation_ranks(scores, torch.zeros(4, dtype=torch.int64))
+
+
+def test_a_known_relation_with_a_broken_score_is_an_error_too() -> None:
+    known = torch.tensor([0]), torch.tensor([1])
+    with pytest.raises(NonFiniteScoresError):
+        relation_ranks(torch.tensor([[1.0, float("nan")]]), torch.tensor([0]), known)
+
+
+def test_unknown_rule_for_ties() -> None:
+    with pytest.raises(ValueError, match="got 'mean', wanted one of realistic, "):
+        relation_ranks(torch.zeros(1, 2), torch.tensor([0]), ties="mean")
+
+
+def test_scores_are_left_as_they_were() -> None:
+    scores = torch.arange(6.0).view(2, 3)
+    relation_ranks(scores, torch.tensor([0, 1]), (torch.tensor([0]), torch.tensor([2])))
+    assert scores.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = small_graph(3, entities=30, triples=200)
+    table = torch.randn(30, 30, graph.num_relations, generator=torch.Generator().manual_seed(0))
+
+    def evaluate() -> Evaluation:
+        return evaluate_relations(
+            lambda pairs: table[pairs[:, 0], pairs[:, 1]],
+            graph.test,
+            KnownRelations.of(graph),
+            graph.seen_entities,
+        )
+
+    whole = evaluate()
+    monkeypatch.setattr(metrics, "PAIRS_PER_BLOCK", 7)
+    assert evaluate() == whole
+
+
+def test_an_empty_split_has_no_means() -> None:
+    graph = small_graph(0)
+    empty = np.empty((0, 3), dtype=np.int64)
+    found = evaluate_relations(
+        lambda pairs: torch.zeros(len(pairs), 5), empty, KnownRelations.of(graph), graph.seen_entities
+    )
+    assert found.to_dict()["all"] == {
+        "count": 0,
+        "mrr": None,
+        "mr": None,
+        "hits_at_1": None,
+        "hits_at_3": None,
+        "hits_at_10": None,
+    }
+
+
+def test_five_thousand_pairs_take_less_than_a_second() -> None:
+    random = np.random.default_rng(0)
+    num_entities, num_relations = 14_541, 237
+    triples = np.stack(
+        [random.integers(0, limit, 300_000) for limit in (num_entities, num_relations, num_entities)], axis=1
+    )
+    scores = torch.randn(5_000, num_relations)
+    start = time.perf_counter()
+    place = iter(torch.split(scores, metrics.PAIRS_PER_BLOCK))
+    found = evaluate_relations(
+        lambda pairs: next(place),
+        triples[:5_000],
+        KnownRelations(triples, num_entities),
+        np.ones(num_entities, dtype=np.bool_),
+    )
+    assert time.perf_counter() - start < 1.0
+    assert found.all.count == found.seen.count == 5_000
