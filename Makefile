@@ -7,7 +7,7 @@ CONSTRAINTS ?= constraints.txt
 RUN = $(VENV)/bin/python
 # One pip call makes or mends the environment; the stamp says for which metadata that was done.
 INSTALL = $(PYTHON) -m venv $(VENV) && \
-	$(RUN) -m pip install --quiet --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
+	$(RUN) -m pip install -qq --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 USER_STAMP = $(VENV)/.installed
 DEV_STAMP = $(VENV)/.installed-dev
 

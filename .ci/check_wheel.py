@@ -67,14 +67,14 @@ def main() -> None:
 
         venv.create(work / "venv", with_pip=True)
         python = work / "venv" / "bin" / "python"
-        run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
+        run(python, "-m", "pip", "install", "-qq", "--no-deps", wheel)
         # Third-party packages come from this environment by a plain path entry, whose own .pth files,
         # and with them the editable install of the checkout, Python does not read.
         (site,) = (work / "venv").glob("lib/python*/site-packages")
         (site / "third_party.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
         run(python, "-I", "-c", IMPORT_ALL)
-        train = "-I -m lightcake_fast.train --dataset family --epochs 1 --out".split()
+        train = ["-I", "-m", "lightcake_fast.train", "--dataset", "family", "--epochs", "1", "--out"]
         run(python, *train, work / "run")
 
 
