@@ -49,7 +49,7 @@ def layer(module: str) -> int:
 
 
 def runtime_imports(source: str, module: str) -> set[str]:
-    """Give the absolute names that a module imports, those for type checkers alone left out."""
+    """Give the absolute names that a module imports, without `__version__` and those for type checkers."""
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -61,12 +61,12 @@ def runtime_imports(source: str, module: str) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.module is not None, f"{module}: import by full names"
-            source_module = node.module
-            if node.level:
-                parent = ".".join(module.split(".")[: -node.level])
-                source_module = f"{parent}.{node.module}"
+            parents = module.split(".")[: -node.level] if node.level else []
+            source_module = ".".join([*parents, node.module])
             # `from package import module` names a module, `from module import thing` does not.
             for alias in node.names:
+                if alias.name == "__version__":
+                    continue
                 full = f"{source_module}.{alias.name}"
                 names.add(full if full in MODULES else source_module)
         for child in ast.iter_child_nodes(node):
