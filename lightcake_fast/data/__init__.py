@@ -1,0 +1,46 @@
+"""Knowledge graphs: the reader, the public data sets, the generated genealogy, and statistics."""
+
+from pathlib import Path
+
+from lightcake_fast.data.family import family
+from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.public import PUBLIC_DATASETS, public_folder
+from lightcake_fast.data.reader import read_folder
+from lightcake_fast.errors import InputError
+
+__all__ = ["SPLITS", "KnowledgeGraph", "family", "load_dataset", "read_folder"]
+
+
+def load_dataset(dataset: str = "family", data_dir: str | Path | None = None) -> KnowledgeGraph:
+    """Load a data set by name or from a folder.
+
+    Args:
+        dataset: `family`, `family:PEOPLE` or `family:PEOPLE:SEED` (generated, see `family`); `fb15k-237`,
+            `wn18rr`, `nell995` or `ddb14`, whatever their case; or the path of a folder (see `read_folder`).
+            A folder with one of these names needs a path with a slash: `./wn18rr`.
+        data_dir: Folder with the public data sets' folders in it, looked at first; then come
+            `$LIGHTCAKE_FAST_DATA`, the user's cache folder, and a download into the latter.
+
+    Raises:
+        InputError: There is no such data set, it cannot be downloaded, or its files are wrong.
+    """
+    name = dataset.lower()
+    if name.partition(":")[0] == "family":
+        return _generate(name)
+    if name in PUBLIC_DATASETS:
+        place = None if data_dir is None else Path(data_dir).expanduser()
+        return read_folder(public_folder(PUBLIC_DATASETS[name], place), name)
+    folder = Path(dataset).expanduser()
+    if not folder.is_dir():
+        names = ", ".join(["family", *PUBLIC_DATASETS])
+        raise InputError(f"no data set {dataset!r}: wanted one of {names}, or the path of a folder")
+    return read_folder(folder)
+
+
+def _generate(name: str) -> KnowledgeGraph:
+    """The genealogy that `family[:PEOPLE[:SEED]]` asks for."""
+    numbers = name.split(":")[1:]
+    if len(numbers) > 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise InputError(f"no data set {name!r}: wanted family, family:PEOPLE or family:PEOPLE:SEED")
+    keywords = dict(zip(("people", "seed"), map(int, numbers), strict=False))
+    return family(**keywords)

@@ -1,0 +1,40 @@
+"""`python -m lightcake_fast.data DATASET`: statistics of a data set."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from lightcake_fast.cli import ArgumentParser, run
+from lightcake_fast.data import load_dataset
+from lightcake_fast.data.public import DATA_VARIABLE, PUBLIC_DATASETS
+from lightcake_fast.data.statistics import compute_statistics, render_statistics
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the statistics of the data set that the arguments name."""
+    parser = ArgumentParser("python -m lightcake_fast.data", "Print the statistics of a data set.")
+    names = ", ".join(PUBLIC_DATASETS)
+    parser.add_argument(
+        "dataset",
+        metavar="DATASET",
+        help=f"family, family:PEOPLE[:SEED], {names}, or a folder with train, valid and test files",
+    )
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help=f"folder of the public data sets' folders; else ${DATA_VARIABLE}, the cache, a download",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args(argv)
+    figures = compute_statistics(load_dataset(options.dataset, options.data_dir))
+    if options.json:
+        print(json.dumps(dataclasses.asdict(figures), indent=2))
+    else:
+        Console().print(render_statistics(figures))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

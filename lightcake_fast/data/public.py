@@ -1,0 +1,189 @@
+"""The four public data sets: where to look for them, and how to fetch what is not there."""
+
+import hashlib
+import http.client
+import os
+import secrets
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lightcake_fast.errors import InputError
+
+BASE_URL = "https://raw.githubusercontent.com/hwwang55/PathCon/55cbf5a11298504018e0cf2c10b3447583773121/data"
+DATA_VARIABLE = "LIGHTCAKE_FAST_DATA"
+TIMEOUT_SECONDS = 30.0
+_BLOCK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class PublicDataset:
+    """A public data set.
+
+    Attributes:
+        folder: Its folder's name at the source, and, whatever the case, here.
+        blobs: Git blob id of each of its files, by file name.
+    """
+
+    folder: str
+    blobs: dict[str, str]
+
+
+# Source: github.com/hwwang55/PathCon (MIT), `git ls-tree` of the commit in BASE_URL.
+PUBLIC_DATASETS = {
+    "fb15k-237": PublicDataset(
+        "FB15k-237",
+        {
+            "entities.dict": "7c64b7eea5f22538d0cf815789d1b22e1a06feee",
+            "relations.dict": "3ab5a19639f76f598262bbe93ee370be0bb01759",
+            "train.txt": "64905fe4545b7f2f75454d0b6fd52dfdcab90ed4",
+            "valid.txt": "1eb92bf5af311b25748db1b5d85db39cb34ba2e8",
+            "test.txt": "01f6b3bf2fdc68b4913e816ac859921b740d09ee",
+        },
+    ),
+    "wn18rr": PublicDataset(
+        "wn18rr",
+        {
+            "entities.dict": "e0393449fc513397261edc873dcf3d82114dd461",
+            "relations.dict": "40deef1026ad3d8bf50a95e2fcce9a53f6c0ce05",
+            "train.txt": "7c7d11ee21594d729ef90f20ecef3adf7573109d",
+            "valid.txt": "ca0bf43869c6b537b667b4f284c6074078bd0013",
+            "test.txt": "fbd87d236e7183fc60c9320895a714d3f4716da0",
+        },
+    ),
+    "nell995": PublicDataset(
+        "NELL995",
+        {
+            "entities.dict": "87d151b9cb1823dcd10067985b077abb444f8577",
+            "relations.dict": "bf92e0e9cde1d8109bcebcd320adc02a2d40cea5",
+            "train.txt": "8b95a13bbc06672639f8524c170f912b473875f7",
+            "valid.txt": "2f32c73633bc0adb1ce2701340070c4c2acc696f",
+            "test.txt": "39c1ebe6a87cb0684017812af3dea4c55650eba2",
+        },
+    ),
+    "ddb14": PublicDataset(
+        "DDB14",
+        {
+            "entities.dict": "cb7eb07bb2c57c6a0636aacd0aa6096ec97a2f08",
+            "relations.dict": "0f0ee403611f68d29d70fd1eb81257736e8745a9",
+            "train.txt": "1b822a12d1f782968a89696de872081690f4820a",
+            "valid.txt": "4bf39184c6b8671f5a27c354b6f7b7640d2a7c36",
+            "test.txt": "89d7af0debb8542026fdefe61f4e7875863bace8",
+        },
+    ),
+}
+
+
+def public_folder(dataset: PublicDataset, data_dir: Path | None = None, base_url: str = BASE_URL) -> Path:
+    """The folder of a public data set, downloaded first if no place has all of its files.
+
+    The places are `data_dir`, `$LIGHTCAKE_FAST_DATA` and the user's cache folder, in this order. A download
+    goes to the cache folder.
+
+    Raises:
+        InputError: `data_dir` is no folder, or a download failed: the message says which file to put where.
+    """
+    if data_dir is not None and not data_dir.is_dir():
+        raise InputError(f"{data_dir}: wanted a folder with data sets in it, got no folder")
+    variable = os.environ.get(DATA_VARIABLE)
+    places = [place for place in (data_dir, Path(variable).expanduser() if variable else None) if place]
+    for place in [*places, cache_folder()]:
+        for folder in _folders_named(dataset.folder, place):
+            if not _missing(dataset, folder):
+                return folder
+    target = cache_folder() / dataset.folder
+    download(dataset, target, base_url)
+    return target
+
+
+def cache_folder() -> Path:
+    """`lightcake_fast` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
+    # the XDG standard says that a relative path there is to be ignored
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "lightcake_fast"
+
+
+def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> None:
+    """Fetch the files of a data set that `target` lacks, each verified and put in place whole.
+
+    Args:
+        dataset: The data set.
+        target: Its folder, made if need be.
+        base_url: Where the folder `dataset.folder` lies.
+
+    Raises:
+        InputError: A file could not be fetched, verified or written. Files fetched before it stay.
+    """
+    # rich costs start-up time that only a download needs to pay
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        for name in _missing(dataset, target):
+            url = f"{base_url}/{dataset.folder}/{name}"
+            task = progress.add_task(f"{dataset.folder}/{name}", total=None)
+            content = bytearray()
+            try:
+                for block, length in _fetch(url):
+                    content += block
+                    progress.update(task, completed=len(content), total=length)
+                _verify(content, dataset.blobs[name])
+                _write_whole(target / name, content)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                reason = error.reason if type(error) is urllib.error.URLError else error
+                problem = f"cannot download {url}: {reason or type(error).__name__}"
+                raise InputError(f"{problem}; put that file at {target / name} and try again") from error
+
+
+def blob_id(content: bytes | bytearray) -> str:
+    """Git's id of a file with this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _folders_named(name: str, place: Path) -> list[Path]:
+    """Folders in `place` of this name whatever the case, the exact name first."""
+    if not place.is_dir():
+        return []
+    found = [path for path in place.iterdir() if path.name.lower() == name.lower() and path.is_dir()]
+    return sorted(found, key=lambda path: (path.name != name, path.name))
+
+
+def _missing(dataset: PublicDataset, folder: Path) -> list[str]:
+    return [name for name in dataset.blobs if not (folder / name).is_file()]
+
+
+def _fetch(url: str) -> Iterator[tuple[bytes, int | None]]:
+    """Blocks of a body as they come, with the length of the whole where the server tells it."""
+    with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+        header = response.headers.get("Content-Length")
+        length = int(header) if header is not None else None
+        received = 0
+        while block := response.read(_BLOCK_BYTES):
+            received += len(block)
+            yield block, length
+    # reading in blocks, http.client takes an early end for the end
+    if length is not None and received < length:
+        raise ConnectionError(f"the connection ended after {received} of {length} bytes")
+
+
+def _verify(content: bytearray, wanted: str) -> None:
+    found = blob_id(content)
+    if found != wanted:
+        raise ValueError(f"got {len(content)} bytes with git blob id {found}, wanted {wanted}")
+
+
+def _write_whole(path: Path, content: bytearray) -> None:
+    """Write a file so that it is there whole or not at all, whenever the process ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,139 @@
+"""What a knowledge graph looks like: the figures that decide schedule, ceiling and fairness of a test."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+
+from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Figures of a knowledge graph. Contexts are those of training: each triple counts for head and tail.
+
+    Attributes:
+        name: Data set name.
+        fingerprint: Of `KnowledgeGraph`.
+        entities: Number of entities N.
+        relations: Number of raw relations R.
+        triples: Distinct triples by split.
+        duplicates: Triples dropped by split, since the split held them already.
+        mean_entity_context: Mean size of an entity's context, inverses included: 2 T / N.
+        mean_relation_context: Mean size of a raw relation's context: T / R.
+        median_entity_context: Its median over the entities.
+        largest_entity_context: Its maximum over the entities.
+        largest_relation_share: Share of the training triples that the most frequent relation has.
+        three_largest_relations_share: The same for the three most frequent relations together.
+        unseen_entities: Entities without a training triple.
+        valid_triples_with_unseen: Validation triples with such an entity.
+        test_triples_with_unseen: Test triples with such an entity.
+        test_pairs_in_train: Test triples whose (head, tail) a training triple has.
+        test_pairs_in_train_reversed: Test triples whose (tail, head) is such a pair.
+        test_triples_in_train: Test triples that are training triples.
+    """
+
+    name: str
+    fingerprint: str
+    entities: int
+    relations: int
+    triples: dict[str, int]
+    duplicates: dict[str, int]
+    mean_entity_context: float
+    mean_relation_context: float
+    median_entity_context: float
+    largest_entity_context: int
+    largest_relation_share: float
+    three_largest_relations_share: float
+    unseen_entities: int
+    valid_triples_with_unseen: int
+    test_triples_with_unseen: int
+    test_pairs_in_train: int
+    test_pairs_in_train_reversed: int
+    test_triples_in_train: int
+
+
+def compute_statistics(graph: KnowledgeGraph) -> Statistics:
+    """The statistics of a knowledge graph."""
+    train, test = graph.train, graph.test
+    entity_context = np.bincount(train[:, [0, 2]].ravel(), minlength=graph.num_entities)
+    relation_shares = np.sort(np.bincount(train[:, 1], minlength=graph.num_relations))[::-1] / len(train)
+    unseen = ~graph.seen_entities
+    train_pairs = _keys(graph, train, (0, 2))
+    return Statistics(
+        name=graph.name,
+        fingerprint=graph.fingerprint,
+        entities=graph.num_entities,
+        relations=graph.num_relations,
+        triples={split: len(graph.split(split)) for split in SPLITS},
+        duplicates=dict(graph.duplicates),
+        mean_entity_context=float(entity_context.mean()),
+        mean_relation_context=len(train) / graph.num_relations,
+        median_entity_context=float(np.median(entity_context)),
+        largest_entity_context=int(entity_context.max()),
+        largest_relation_share=float(relation_shares[0]),
+        three_largest_relations_share=float(relation_shares[:3].sum()),
+        unseen_entities=int(unseen.sum()),
+        valid_triples_with_unseen=int(unseen[graph.valid[:, [0, 2]]].any(axis=1).sum()),
+        test_triples_with_unseen=int(unseen[test[:, [0, 2]]].any(axis=1).sum()),
+        test_pairs_in_train=_count_in(_keys(graph, test, (0, 2)), train_pairs),
+        test_pairs_in_train_reversed=_count_in(_keys(graph, test, (2, 0)), train_pairs),
+        test_triples_in_train=_count_in(_keys(graph, test, (0, 1, 2)), _keys(graph, train, (0, 1, 2))),
+    )
+
+
+def render_statistics(figures: Statistics) -> Table:
+    """The statistics as a rich table."""
+    table = Table(title=f"{figures.name} ({figures.fingerprint[:12]})", show_header=False)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for label, value in _rows(figures):
+        table.add_row(label, value)
+    return table
+
+
+def _rows(figures: Statistics) -> list[tuple[str, str]]:
+    """Labels and values, in the order of the table."""
+    test = figures.triples["test"]
+    skew = figures.largest_entity_context / max(figures.median_entity_context, 1)
+    return [
+        ("entities", f"{figures.entities:,}"),
+        ("relations", f"{figures.relations:,}"),
+        *((f"{split} triples", f"{figures.triples[split]:,}") for split in SPLITS),
+        (
+            "duplicates dropped (train / valid / test)",
+            " / ".join(f"{figures.duplicates[s]:,}" for s in SPLITS),
+        ),
+        ("mean entity context |C_ent| (with inverses)", f"{figures.mean_entity_context:,.1f}"),
+        ("mean relation context |C_rel| (raw direction)", f"{figures.mean_relation_context:,.1f}"),
+        ("median entity context", f"{figures.median_entity_context:,.1f}"),
+        ("largest entity context", f"{figures.largest_entity_context:,}"),
+        ("largest / median entity context", f"{skew:,.1f}"),
+        ("share of the largest relation", f"{figures.largest_relation_share:.1%}"),
+        ("share of the three largest relations", f"{figures.three_largest_relations_share:.1%}"),
+        ("entities unseen in training", f"{figures.unseen_entities:,}"),
+        (
+            "valid triples with an unseen entity",
+            _part(figures.valid_triples_with_unseen, figures.triples["valid"]),
+        ),
+        ("test triples with an unseen entity", _part(figures.test_triples_with_unseen, test)),
+        ("test pairs seen in training", _part(figures.test_pairs_in_train, test)),
+        ("test pairs seen in training, reversed", _part(figures.test_pairs_in_train_reversed, test)),
+        ("test triples seen in training", _part(figures.test_triples_in_train, test)),
+    ]
+
+
+def _part(count: int, total: int) -> str:
+    return f"{count:,} ({count / total:.1%})" if total else "0"
+
+
+def _keys(graph: KnowledgeGraph, triples: NDArray[np.int64], columns: tuple[int, ...]) -> NDArray[np.int64]:
+    """One number a triple for the chosen columns, equal only where these are."""
+    sizes = (graph.num_entities, graph.num_relations, graph.num_entities)
+    chosen = [triples[:, column] for column in columns]
+    return np.ravel_multi_index(chosen, tuple(sizes[column] for column in columns))
+
+
+def _count_in(keys: NDArray[np.int64], known: NDArray[np.int64]) -> int:
+    return int(np.isin(keys, known).sum())
