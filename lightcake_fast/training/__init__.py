@@ -1,0 +1,1 @@
+"""Training: configuration, presets, the loop, and run folders that survive any stop."""

@@ -1,0 +1,307 @@
+"""The one description of a run: its fields are the flags, checked once and kept beside the checkpoint."""
+
+import argparse
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any
+
+from lightcake_fast.data.public import PUBLIC_DATASETS
+from lightcake_fast.errors import InputError
+from lightcake_fast.metrics import TIES
+
+PRESETS = ("paper", "best")
+GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
+_KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What a field is as a flag.
+
+    Attributes:
+        help: Help text.
+        group: One of `GROUPS`.
+        metavar: Name of the value in the help.
+        choices: The values allowed; empty for no such limit.
+        at_least: Smallest value allowed.
+        above: Value that must be exceeded.
+        below: Value that must not be reached.
+        on_resume: Whether it may be given beside `--resume`.
+        saved: Whether it belongs to the run, and not only to the command that was typed.
+    """
+
+    help: str
+    group: str
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    at_least: float | None = None
+    above: float | None = None
+    below: float | None = None
+    on_resume: bool = False
+    saved: bool = True
+
+    def accepts(self, value: Any) -> bool:
+        """Whether a value of the right type is one of the choices and within the bounds."""
+        if isinstance(value, str):
+            return not self.choices or value in self.choices
+        return (
+            math.isfinite(value)
+            and (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def wanted(self, kind: str) -> str:
+        """The values allowed, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        bounds = [
+            f"{word} {bound}"
+            for word, bound in (("of at least", self.at_least), ("above", self.above), ("below", self.below))
+            if bound is not None
+        ]
+        return " ".join([_KINDS[kind], " and ".join(bounds)]).rstrip()
+
+
+def _flag(help: str, group: str, default: Any = MISSING, **limits: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"flag": Flag(help, group, **limits)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Everything that decides a run. Fields without a default come from a preset (see `presets`).
+
+    Raises:
+        InputError: A value has the wrong type or is out of bounds; the message names the field.
+    """
+
+    dataset: str = _flag(
+        "family (generated), fb15k-237, wn18rr, nell995, ddb14, or the path of a folder with train, valid "
+        "and test as .txt or .tsv, plain or .gz (default: family)",
+        "data and folders",
+        "family",
+        metavar="NAME",
+    )
+    data_dir: str | None = _flag(
+        "folder that holds the public data sets; else $LIGHTCAKE_FAST_DATA, the cache folder, a download",
+        "data and folders",
+        None,
+        metavar="DIR",
+        on_resume=True,
+    )
+    out: str | None = _flag(
+        "folder of the run, new (default: runs/DATASET-SCORE-TIME)",
+        "data and folders",
+        None,
+        metavar="DIR",
+        saved=False,
+    )
+    resume: str | None = _flag(
+        "go on with the run in this folder as if it had never stopped",
+        "data and folders",
+        None,
+        metavar="DIR",
+        on_resume=True,
+        saved=False,
+    )
+    preset: str = _flag(
+        "values of the flags not given: best (default; chosen on validation for the data set and score) or "
+        "paper (width 256, 4 layers, batches of 512, lr 5e-3, l2 1e-7, at most 20 epochs, no options)",
+        "model",
+        "best",
+        choices=PRESETS,
+    )
+    score: str = _flag(
+        "score function (default: distmult)", "model", "distmult", choices=("distmult", "transe")
+    )
+    context: str = _flag(
+        "contexts that refine the embeddings (default: both)",
+        "model",
+        "both",
+        choices=("both", "entity", "relation"),
+    )
+    layers: int = _flag("context layers, 0 for the plain score", "model", at_least=0, metavar="L")
+    dim: int = _flag("embedding width", "model", at_least=1, metavar="D")
+    relation_bias: bool = _flag(
+        "add a learned number a relation to its scores: settles pairs that say nothing else", "model"
+    )
+    batch_size: int = _flag("training triples a step", "optimisation", at_least=1, metavar="B")
+    lr: float = _flag("Adam's step size", "optimisation", above=0, metavar="LR")
+    l2: float = _flag(
+        "c adds c/2 times the sum of squares of both embedding tables to the loss",
+        "optimisation",
+        at_least=0,
+        metavar="C",
+    )
+    epochs: int = _flag(
+        "most passes over the training triples", "optimisation", at_least=1, metavar="E", on_resume=True
+    )
+    patience: int = _flag(
+        "stop after this many epochs without a better validation MRR",
+        "optimisation",
+        at_least=1,
+        metavar="P",
+        on_resume=True,
+    )
+    seed: int = _flag(
+        "seed of all randomness (default: 0)", "optimisation", 0, at_least=0, below=2**63, metavar="S"
+    )
+    input_dropout: float = _flag(
+        "share of the values of the tables dropped before the first layer",
+        "regularisation",
+        at_least=0,
+        below=1,
+        metavar="P",
+    )
+    row_dropout: float = _flag(
+        "share of entity rows set to zero before the first layer: a model must not lean on one entity",
+        "regularisation",
+        at_least=0,
+        below=1,
+        metavar="P",
+    )
+    unseen_rate: float = _flag(
+        "share of pairs in which a learned unknown entity stands in for the head or the tail; it later "
+        "stands for entities without a training triple",
+        "regularisation",
+        at_least=0,
+        below=1,
+        metavar="P",
+    )
+    mask_targets: bool = _flag(
+        "leave the batch's triples out of their own context, which else holds the answer", "regularisation"
+    )
+    ties: str = _flag(
+        "rank of a true relation that ties with others: mean, best or worst possible, or by relation id as "
+        "published figures were made (default: realistic)",
+        "running",
+        "realistic",
+        choices=TIES,
+    )
+    backend: str = _flag(
+        "kernels of the context layers (default: auto)",
+        "running",
+        "auto",
+        choices=("auto", "triton", "numba", "reference"),
+        on_resume=True,
+    )
+    device: str = _flag(
+        "auto (a GPU if there is one), cpu, cuda or cuda:N (default: auto)",
+        "running",
+        "auto",
+        metavar="DEVICE",
+        on_resume=True,
+    )
+    quiet: bool = _flag("print the test metrics only", "running", False, on_resume=True, saved=False)
+
+    def __post_init__(self) -> None:
+        for field, flag, kind in fields():
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                continue
+            if kind == "float" and type(value) is int:
+                value = float(value)
+                object.__setattr__(self, field.name, value)
+            if type(value).__name__ != kind or not flag.accepts(value):
+                raise InputError(f"{field.name}: got {value!r}, wanted {flag.wanted(kind)}")
+
+    @classmethod
+    def from_json(cls, text: str) -> "TrainingConfig":
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: Not JSON, no object, an unknown or missing field, or a wrong value.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"not JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise InputError(
+                f"got a JSON {type(values).__name__}, wanted an object with a field for each flag"
+            )
+        saved = {field.name for field, flag, _ in fields() if flag.saved}
+        for problem, names in (("unknown", values.keys() - saved), ("missing", saved - values.keys())):
+            if names:
+                raise InputError(f"{problem} fields: {', '.join(sorted(names))}")
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """The saved fields as a JSON object, a line each."""
+        return json.dumps(self.saved(), indent=2) + "\n"
+
+    def saved(self) -> dict[str, Any]:
+        """The fields that belong to the run."""
+        return {field.name: getattr(self, field.name) for field, flag, _ in fields() if flag.saved}
+
+    def fixed(self) -> dict[str, Any]:
+        """The fields that stay as they are for the whole life of a run."""
+        return {
+            field.name: getattr(self, field.name)
+            for field, flag, _ in fields()
+            if flag.saved and not flag.on_resume
+        }
+
+    def anchored(self) -> "TrainingConfig":
+        """The same with absolute paths, so that a run resumes from any working directory."""
+        dataset, data_dir = self.dataset, self.data_dir
+        if dataset_key(dataset) is None:
+            dataset = str(Path(dataset).expanduser().absolute())
+        if data_dir is not None:
+            data_dir = str(Path(data_dir).expanduser().absolute())
+        return dataclasses.replace(self, dataset=dataset, data_dir=data_dir)
+
+
+def fields() -> Iterator[tuple["dataclasses.Field[Any]", Flag, str]]:
+    """Each field of `TrainingConfig` with its flag and the name of its type (None left aside)."""
+    hints = typing.get_type_hints(TrainingConfig)
+    for field in dataclasses.fields(TrainingConfig):
+        kind = next(iter(typing.get_args(hints[field.name])), hints[field.name])
+        yield field, field.metadata["flag"], kind.__name__
+
+
+def dataset_key(dataset: str) -> str | None:
+    """The name under which a data set has settings of its own; None for a folder of the user's."""
+    name = dataset.lower().partition(":")[0]
+    return name if name == "family" or dataset.lower() in PUBLIC_DATASETS else None
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` a flag for each field; only the flags given appear in what it parses."""
+    groups = {title: parser.add_argument_group(title) for title in GROUPS}
+    types = {"str": str, "int": int, "float": float}
+    for field, flag, kind in fields():
+        name = "--" + field.name.replace("_", "-")
+        if kind == "bool":
+            action = "store_true" if field.default is False else argparse.BooleanOptionalAction
+            groups[flag.group].add_argument(
+                name, action=action, default=argparse.SUPPRESS, help=flag.help.replace("%", "%%")
+            )
+        else:
+            groups[flag.group].add_argument(
+                name,
+                type=types[kind],
+                choices=flag.choices or None,
+                metavar=flag.metavar,
+                default=argparse.SUPPRESS,
+                help=flag.help.replace("%", "%%"),
+            )
+
+
+def resumed(saved: TrainingConfig, explicit: Mapping[str, Any]) -> TrainingConfig:
+    """The configuration of a run that goes on: the one saved, with the flags given now.
+
+    Raises:
+        InputError: A flag was given that a run cannot change.
+    """
+    allowed = {field.name for field, flag, _ in fields() if flag.on_resume}
+    refused = ["--" + name.replace("_", "-") for name in explicit if name not in allowed]
+    if refused:
+        may = ", ".join("--" + name.replace("_", "-") for name in sorted(allowed - {"resume"}))
+        raise InputError(f"{', '.join(refused)} cannot be changed with --resume (only {may}, --debug can)")
+    return dataclasses.replace(saved, **explicit)

@@ -1,0 +1,98 @@
+"""Named settings: the paper's, and the best found on each data set's validation split."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightcake_fast.training.config import TrainingConfig, dataset_key
+
+Settings = dict[str, int | float | bool]
+
+# Source: LightCAKE, PAKDD 2021, section 4 (arXiv 2102.10826); the paper does not name its patience.
+PAPER: Settings = {
+    "layers": 4,
+    "dim": 256,
+    "batch_size": 512,
+    "lr": 5e-3,
+    "l2": 1e-7,
+    "epochs": 20,
+    "patience": 3,
+    "input_dropout": 0.0,
+    "row_dropout": 0.0,
+    "unseen_rate": 0.0,
+    "relation_bias": False,
+    "mask_targets": False,
+}
+
+
+def _best(
+    layers: int,
+    dim: int,
+    batch_size: int,
+    *,
+    input_dropout: float,
+    row_dropout: float,
+    unseen_rate: float,
+    epochs: int,
+    l2: float = 1e-7,
+    lr: float = 5e-3,
+    patience: int = 4,
+) -> Settings:
+    """A row of `BEST`: the bias and the masking helped everywhere."""
+    return {
+        "layers": layers,
+        "dim": dim,
+        "batch_size": batch_size,
+        "lr": lr,
+        "l2": l2,
+        "epochs": epochs,
+        "patience": patience,
+        "input_dropout": input_dropout,
+        "row_dropout": row_dropout,
+        "unseen_rate": unseen_rate,
+        "relation_bias": True,
+        "mask_targets": True,
+    }
+
+
+BEST: dict[tuple[str, str], Settings] = {
+    ("family", "distmult"): _best(2, 64, 512, input_dropout=0.2, row_dropout=0, unseen_rate=0.05, epochs=15),
+    ("family", "transe"): _best(2, 64, 512, input_dropout=0.0, row_dropout=0, unseen_rate=0.05, epochs=15),
+    ("fb15k-237", "distmult"): _best(
+        1, 128, 2048, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.03, epochs=14
+    ),
+    ("fb15k-237", "transe"): _best(
+        1, 128, 2048, input_dropout=0.1, row_dropout=0.1, unseen_rate=0.03, epochs=14
+    ),
+    ("wn18rr", "distmult"): _best(
+        2, 128, 1024, input_dropout=0.5, row_dropout=0.3, unseen_rate=0.1, epochs=20
+    ),
+    ("wn18rr", "transe"): _best(2, 64, 1024, input_dropout=0.2, row_dropout=0.2, unseen_rate=0.1, epochs=20),
+    ("nell995", "distmult"): _best(
+        2, 64, 4096, input_dropout=0.0, row_dropout=0.3, unseen_rate=0.3, l2=3e-6, epochs=20
+    ),
+    ("nell995", "transe"): _best(
+        2, 64, 4096, input_dropout=0.0, row_dropout=0.3, unseen_rate=0.3, l2=3e-6, epochs=20
+    ),
+    ("ddb14", "distmult"): _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12),
+    ("ddb14", "transe"): _best(2, 64, 512, input_dropout=0.1, row_dropout=0, unseen_rate=0.1, epochs=12),
+}
+OWN_FOLDER: Settings = _best(
+    2, 64, 1024, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.1, l2=1e-6, epochs=20
+)
+
+
+def preset_settings(preset: str, dataset: str, score: str) -> Settings:
+    """The settings of a preset for a data set (name or folder) and score; unknown ones get the fallback."""
+    if preset == "paper":
+        return PAPER
+    return BEST.get((dataset_key(dataset) or "", score), OWN_FOLDER)
+
+
+def resolve(explicit: Mapping[str, Any]) -> TrainingConfig:
+    """The configuration of a new run: what was given, and its preset for everything else.
+
+    Raises:
+        InputError: A given value is wrong.
+    """
+    given = TrainingConfig(**{**PAPER, **explicit})
+    return TrainingConfig(**{**preset_settings(given.preset, given.dataset, given.score), **explicit})

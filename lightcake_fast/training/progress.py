@@ -1,0 +1,151 @@
+"""What a run shows: a live bar on a terminal, a line an epoch elsewhere, and the final table."""
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.run_folder import Position
+
+REFRESH_SECONDS = 0.5
+_ROWS = {"MRR": "mrr", "MR": "mr", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3", "Hits@10": "hits_at_10"}
+
+
+class Reporter:
+    """Shows one run.
+
+    Args:
+        quiet: Show nothing but the test metrics.
+        console: Where to; None for stdout.
+    """
+
+    def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False, markup=False)
+        self._quiet = quiet
+        self._progress: Progress | None = None
+        self._task = TaskID(0)
+        self._shown = 0.0
+        self._epochs = self._steps = 0
+
+    @contextmanager
+    def training(
+        self, config: TrainingConfig, graph: KnowledgeGraph, steps: int, position: Position, folder: Path
+    ) -> Iterator[None]:
+        """Show the training within a `with` block: `steps` steps an epoch, from `position` on."""
+        self._epochs, self._steps = config.epochs, steps
+        self._say(
+            f"{graph.name}: {graph.num_entities:,} entities, {graph.num_relations:,} relations, "
+            f"{len(graph.train):,} training triples"
+        )
+        self._say(
+            f"{config.score}, {config.layers} layers, width {config.dim}, batches of {config.batch_size:,}, "
+            f"at most {config.epochs} epochs, preset {config.preset}"
+        )
+        if position.epoch or position.step:
+            self._say(f"going on in {folder} after epoch {position.epoch}, step {position.step}")
+        else:
+            self._say(f"run folder: {folder}")
+        if self._quiet or not self._console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}", markup=False),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._console, transient=True) as self._progress:
+            self._task = self._progress.add_task("", total=config.epochs * steps, figures="")
+            self._advance(position, "")
+            yield
+        self._progress = None
+
+    def due(self) -> bool:
+        """Whether the live display wants new figures: at most every half second, never without one."""
+        return self._progress is not None and time.monotonic() - self._shown >= REFRESH_SECONDS
+
+    def step(self, position: Position, triples: int) -> None:
+        """Show the figures of the epoch under way, `triples` of which are done."""
+        figures = f"loss {position.loss_sum / triples:.4f}"
+        if position.best_epoch:
+            figures += f"  best MRR {position.best_mrr:.4f}"
+        self._advance(position, f"{figures}  {triples / position.seconds:,.0f} triples/s")
+
+    def epoch(self, record: Mapping[str, Any], position: Position) -> None:
+        """Show an epoch that ended."""
+        mrr = record["valid"]["all"]["mrr"]
+        best = " (best)" if position.best_epoch == position.epoch else ""
+        left = position.total_seconds / position.epoch * (self._epochs - position.epoch)
+        self._say(
+            f"epoch {position.epoch:>{len(str(self._epochs))}}/{self._epochs}  loss {record['loss']:.4f}  "
+            f"{record['triples_per_second']:,.0f} triples/s  {record['seconds']:.1f} s  at most {left:.0f} s left"
+            f"  valid MRR {mrr:.4f}{best}"
+        )
+        self._advance(position, f"valid MRR {mrr:.4f}  best {position.best_mrr:.4f}")
+
+    def stopped(self, number: signal.Signals, position: Position, folder: Path) -> None:
+        """Tell that a signal ended the run, and how it goes on."""
+        self._say(
+            f"{number.name}: saved after epoch {position.epoch}, step {position.step}; "
+            f"go on with --resume {folder}"
+        )
+
+    def already_finished(self, position: Position) -> None:
+        """Tell that there is nothing to go on with."""
+        self._say(
+            f"this run is finished, after {position.epoch} epochs: nothing to do (more --epochs or "
+            "--patience would go on)"
+        )
+
+    def results(self, results: Mapping[str, Any], folder: Path) -> None:
+        """Show the test metrics and where the run lies."""
+        columns = {"all": results["test"]["all"], "seen only": results["test"]["seen"]}
+        if self._quiet:
+            for name, metrics in columns.items():
+                figures = "  ".join(f"{title} {_figure(metrics[key])}" for title, key in _ROWS.items())
+                self._console.print(f"test {name} ({metrics['count']:,}): {figures}", soft_wrap=True)
+            return
+        table = Table(
+            title=f"{results['dataset']}, {results['score']}: test metrics of epoch {results['best_epoch']}"
+        )
+        table.add_column("")
+        for name, metrics in columns.items():
+            table.add_column(f"{name} ({metrics['count']:,})", justify="right")
+        for title, key in _ROWS.items():
+            table.add_row(title, *(_figure(metrics[key]) for metrics in columns.values()))
+        self._console.print(table)
+        self._say(
+            f"filtered relation prediction, {results['ties']} ties; {results['parameters']:,} parameters, "
+            f"{results['epochs']} epochs, {results['seconds']:.0f} s"
+        )
+        self._say(f"run folder: {folder}")
+
+    def _say(self, line: str) -> None:
+        if not self._quiet:
+            self._console.print(line, soft_wrap=True)
+
+    def _advance(self, position: Position, figures: str) -> None:
+        if self._progress is None:
+            return
+        self._shown = time.monotonic()
+        epoch = min(position.epoch + 1, self._epochs)
+        self._progress.update(
+            self._task,
+            completed=position.epoch * self._steps + position.step,
+            description=f"epoch {epoch}/{self._epochs}",
+            figures=figures,
+        )
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,235 @@
+"""The folder of a run: what lies in it, and the order of writes that lets a kill strike at any moment.
+
+An epoch ends with `metrics.jsonl`, then `last.safetensors`, then (if it is the best) `best.safetensors`.
+A kill in between leaves lines beyond the checkpoint, which are dropped on resume, or a best epoch whose
+weights are still those of `last`, which are written again.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.errors import InputError
+from lightcake_fast.training.checkpoint import (
+    TEMPORARY,
+    load_checkpoint,
+    replace_text,
+    save_checkpoint,
+)
+from lightcake_fast.training.config import TrainingConfig
+
+if sys.platform != "win32":
+    import fcntl
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+LAST = "last.safetensors"
+BEST = "best.safetensors"
+RESULTS = "results.json"
+
+
+@dataclass
+class Position:
+    """How far a run is.
+
+    Attributes:
+        epoch: Epochs completed.
+        step: Steps done of the epoch under way.
+        loss_sum: Sum of the losses of the triples of these steps.
+        seconds: Time that these steps took.
+        best_mrr: Best validation MRR so far; below every MRR before the first.
+        best_epoch: The epoch that reached it.
+        total_seconds: Time since the run began, validation included, pauses not.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+    best_mrr: float = -1.0
+    best_epoch: int = 0
+    total_seconds: float = 0.0
+
+    def finished(self, config: TrainingConfig) -> bool:
+        """Whether all epochs are done, or patience is at its end."""
+        return self.epoch >= config.epochs or self.epoch - self.best_epoch >= config.patience
+
+
+class RunFolder:
+    """An open run folder; no other process can open it meanwhile. Use it as a context manager.
+
+    Attributes:
+        path: The folder.
+        config: The configuration saved in it.
+    """
+
+    def __init__(self, path: Path, config: TrainingConfig) -> None:
+        self.path = path
+        self.config = config
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, config: TrainingConfig, name: str) -> "RunFolder":
+        """Make the folder of a new run: `config.out`, else one under `runs/` named after `name` and time.
+
+        Raises:
+            InputError: The folder holds a run, or is a file.
+        """
+        path = Path(config.out).expanduser() if config.out is not None else _free_path(config, name)
+        if (path / CONFIG).exists():
+            raise InputError(f"{path} holds a run: wanted a new folder (--resume {path} goes on with it)")
+        if path.exists() and not path.is_dir():
+            raise InputError(f"{path}: got a file, wanted a new folder")
+        if path.is_dir():
+            replace_text(path / CONFIG, config.to_json())
+            return cls(path, config)
+        # the folder appears with its configuration in it: at any moment it is no run, or one that resumes
+        staging = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
+        staging.mkdir(parents=True)
+        replace_text(staging / CONFIG, config.to_json())
+        staging.rename(path)
+        return cls(path, config)
+
+    @classmethod
+    def open(cls, path: Path) -> "RunFolder":
+        """Open the folder of an earlier run.
+
+        Raises:
+            InputError: It holds no run, or its configuration is damaged.
+        """
+        file = path / CONFIG
+        if not file.is_file():
+            raise InputError(f"{path} holds no run to resume: there is no {CONFIG} in it")
+        try:
+            return cls(path, TrainingConfig.from_json(file.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise InputError(f"{file}: {error}") from error
+
+    def __enter__(self) -> "RunFolder":
+        if sys.platform != "win32":
+            self._lock = os.open(self.path, os.O_RDONLY)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(self._lock)
+                raise InputError(f"{self.path}: another process is at work on this run") from error
+        for leftover in self.path.glob("*" + TEMPORARY):
+            leftover.unlink()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def update(self, config: TrainingConfig) -> None:
+        """Save the configuration of a run that goes on with other flags."""
+        if config.saved() != self.config.saved():
+            replace_text(self.path / CONFIG, config.to_json())
+        self.config = config
+
+    def write_id_maps(self, graph: KnowledgeGraph) -> None:
+        """Write the names of entities and relations as `id<TAB>name` lines."""
+        for file, names in (("entities.tsv", graph.entities), ("relations.tsv", graph.relations)):
+            replace_text(self.path / file, "".join(f"{id}\t{name}\n" for id, name in enumerate(names)))
+
+    def read_metrics(self, epochs: int) -> list[dict[str, Any]]:
+        """The records of the first `epochs` epochs; lines after them are dropped from the file too.
+
+        Raises:
+            InputError: A line of these epochs is missing or damaged.
+        """
+        file = self.path / METRICS
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        try:
+            records = [json.loads(line) for line in lines[:epochs]]
+            complete = [record["epoch"] for record in records] == list(range(1, epochs + 1))
+        except (ValueError, TypeError, KeyError):
+            complete = False
+        if not complete:
+            raise InputError(f"{file}: wanted one line for each of the epochs 1 to {epochs}")
+        if len(lines) > epochs:
+            self.write_metrics(records)
+        return records
+
+    def write_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write one JSON line an epoch."""
+        replace_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
+
+    def save_last(
+        self, tensors: Mapping[str, Tensor], position: Position, fingerprint: str, **notes: Any
+    ) -> None:
+        """Save everything that going on needs."""
+        notes["position"] = dataclasses.asdict(position)
+        save_checkpoint(self.path / LAST, tensors, config=self.config, fingerprint=fingerprint, notes=notes)
+
+    def load_last(self, fingerprint: str) -> tuple[dict[str, Tensor], Position, dict[str, Any]] | None:
+        """What `save_last` saved; None before the first time.
+
+        Raises:
+            InputError: See `load_checkpoint`.
+        """
+        if not (self.path / LAST).exists():
+            return None
+        tensors, notes = load_checkpoint(self.path / LAST, config=self.config, fingerprint=fingerprint)
+        return tensors, Position(**notes["position"]), notes
+
+    def save_best(self, weights: Mapping[str, Tensor], position: Position, fingerprint: str) -> None:
+        """Save the weights of the best epoch so far, under the model's own names."""
+        notes = {"epoch": position.best_epoch, "valid_mrr": position.best_mrr}
+        save_checkpoint(self.path / BEST, weights, config=self.config, fingerprint=fingerprint, notes=notes)
+
+    def load_best(self, epoch: int, fingerprint: str) -> dict[str, Tensor]:
+        """The weights of the best epoch.
+
+        Raises:
+            InputError: They are not those of `epoch`; see also `load_checkpoint`.
+        """
+        weights, notes = load_checkpoint(self.path / BEST, config=self.config, fingerprint=fingerprint)
+        if notes["epoch"] != epoch:
+            raise InputError(f"{self.path / BEST}: got the weights of epoch {notes['epoch']}, wanted {epoch}")
+        return weights
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        """Write the final figures: with them the run is finished."""
+        replace_text(self.path / RESULTS, json.dumps(results, indent=2) + "\n")
+
+    def read_results(self) -> dict[str, Any] | None:
+        """The final figures; None while the run is not finished.
+
+        Raises:
+            InputError: The file is damaged.
+        """
+        file = self.path / RESULTS
+        if not file.exists():
+            return None
+        try:
+            results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{file}: damaged: {error}") from error
+        return results
+
+    def drop_results(self) -> None:
+        """Forget the final figures: a finished run goes on with more epochs."""
+        (self.path / RESULTS).unlink(missing_ok=True)
+
+
+def _free_path(config: TrainingConfig, name: str) -> Path:
+    """A folder under `runs/` that is not there yet."""
+    readable = re.sub(r"[^\w.-]+", "-", name)
+    stem = f"{readable}-{config.score}-{time.strftime('%Y%m%d-%H%M%S')}"
+    candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in count(1))
+    return next(path for path in candidates if not path.exists())
