@@ -19,6 +19,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.training.config import TrainingConfig
 
 FORMAT = 1
+NOTES, CHECKSUM = "lightcake_fast", "checksum"  # keys in the header of the file
 TEMPORARY = ".tmp"
 
 
@@ -65,12 +66,14 @@ def save_checkpoint(
         OSError: The file cannot be written.
     """
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    identity = {"format": FORMAT, "fingerprint": fingerprint, "config": config.fixed()}
-    header = {
-        "lightcake_fast": json.dumps(
-            {**identity, "version": __version__, "checksum": _checksum(host), **notes}
-        )
+    identity = {
+        "format": FORMAT,
+        "version": __version__,
+        "fingerprint": fingerprint,
+        "config": config.fixed(),
     }
+    text = json.dumps({**identity, **notes})
+    header = {NOTES: text, CHECKSUM: _checksum(text, host)}
 
     def write(temporary: Path) -> None:
         try:
@@ -94,17 +97,17 @@ def load_checkpoint(
     """
     try:
         with safetensors.safe_open(path, framework="pt", device="cpu") as file:
-            header = (file.metadata() or {}).get("lightcake_fast")
+            header = file.metadata() or {}
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: missing, cut short or damaged: {error}") from error
-    if header is None:
+    if NOTES not in header:
         raise InputError(f"{path}: not a checkpoint of lightcake_fast")
-    notes = json.loads(header)
-    _check_identity(path, notes, config, fingerprint)
-    if notes["checksum"] != _checksum(tensors):
+    if header.get(CHECKSUM) != _checksum(header[NOTES], tensors):
         raise InputError(f"{path}: damaged: its content does not match its checksum")
+    notes: dict[str, Any] = json.loads(header[NOTES])
+    _check_identity(path, notes, config, fingerprint)
     return tensors, notes
 
 
@@ -126,11 +129,11 @@ def _check_identity(path: Path, notes: Mapping[str, Any], config: TrainingConfig
             )
 
 
-def _checksum(tensors: Mapping[str, Tensor]) -> int:
-    """CRC-32 over names, shapes, types and content."""
-    value = 0
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """CRC-32 over a text and the names, types, shapes and content of tensors."""
+    value = zlib.crc32(text.encode())
     for name, tensor in sorted(tensors.items()):
         value = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), value)
         content: NDArray[np.uint8] = tensor.reshape(-1).view(torch.uint8).numpy()
         value = zlib.crc32(content.data, value)
-    return value
+    return f"{value:08x}"

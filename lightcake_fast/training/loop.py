@@ -164,7 +164,7 @@ class Trainer:
         position = self.position
         order = epoch_order(self._config.seed, position.epoch, len(self._graph.train)).to(self._device)
         self.model.train()
-        for batch in order.split(self._config.batch_size)[position.step :]:
+        for batch in torch.split(order, self._config.batch_size)[position.step :]:
             self._step(batch)
             position.step += 1
             if self._interrupt.signal is not None:

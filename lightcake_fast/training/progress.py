@@ -88,8 +88,8 @@ class Reporter:
         left = position.total_seconds / position.epoch * (self._epochs - position.epoch)
         self._say(
             f"epoch {position.epoch:>{len(str(self._epochs))}}/{self._epochs}  loss {record['loss']:.4f}  "
-            f"{record['triples_per_second']:,.0f} triples/s  {record['seconds']:.1f} s  at most {left:.0f} s left"
-            f"  valid MRR {mrr:.4f}{best}"
+            f"{record['triples_per_second']:,.0f} triples/s  {record['seconds']:.1f} s  "
+            f"at most {left:.0f} s left  valid MRR {mrr:.4f}{best}"
         )
         self._advance(position, f"valid MRR {mrr:.4f}  best {position.best_mrr:.4f}")
 

@@ -1,0 +1,170 @@
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from lightcake_fast.errors import InputError
+from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fields, resumed
+from lightcake_fast.training.presets import BEST, OWN_FOLDER, PAPER, resolve
+
+FIXED_ON_RESUME = ["dataset", "preset", "score", "context", "layers", "dim", "relation_bias", "batch_size"]
+FIXED_ON_RESUME += ["lr", "l2", "seed", "input_dropout", "row_dropout", "unseen_rate", "mask_targets", "ties"]
+
+
+def parsed(*argv: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return vars(parser.parse_args(argv))
+
+
+def test_paper_preset_is_the_papers() -> None:
+    config = resolve({"preset": "paper", "dataset": "ddb14"})
+    assert (config.dim, config.layers, config.batch_size, config.epochs) == (256, 4, 512, 20)
+    assert (config.lr, config.l2) == (5e-3, 1e-7)
+    assert (config.input_dropout, config.row_dropout, config.unseen_rate) == (0, 0, 0)
+    assert not config.relation_bias
+    assert not config.mask_targets
+
+
+@pytest.mark.parametrize("score", ["distmult", "transe"])
+@pytest.mark.parametrize("dataset", ["family", "fb15k-237", "wn18rr", "nell995", "ddb14"])
+def test_best_preset_has_a_valid_row_for_every_data_set(dataset: str, score: str) -> None:
+    config = resolve({"dataset": dataset, "score": score})
+    assert config.preset == "best"
+    assert config.saved().items() >= BEST[dataset, score].items()
+
+
+def test_presets_name_exactly_the_fields_without_default() -> None:
+    needed = {field.name for field, _, _ in fields() if field.default is dataclasses.MISSING}
+    assert {frozenset(settings) for settings in (PAPER, OWN_FOLDER, *BEST.values())} == {frozenset(needed)}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "row"),
+    [
+        ("WN18RR", BEST["wn18rr", "distmult"]),
+        ("family:500:3", BEST["family", "distmult"]),
+        ("./wn18rr", OWN_FOLDER),
+        ("some/folder", OWN_FOLDER),
+    ],
+)
+def test_best_preset_by_spelling_of_the_data_set(dataset: str, row: dict[str, Any]) -> None:
+    assert resolve({"dataset": dataset}).saved().items() >= row.items()
+
+
+@pytest.mark.parametrize("preset", ["paper", "best"])
+def test_a_flag_overrides_the_preset(preset: str) -> None:
+    flags = parsed("--preset", preset, "--layers", "0", "--relation-bias", "--no-mask-targets", "--lr", "1")
+    config = resolve(flags)
+    assert (config.layers, config.relation_bias, config.mask_targets, config.lr) == (0, True, False, 1.0)
+    assert config.dim == (256 if preset == "paper" else BEST["family", "distmult"]["dim"])
+
+
+def test_every_field_is_a_flag_with_help_in_a_group() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    text = parser.format_help()
+    for field, flag, _ in fields():
+        assert "--" + field.name.replace("_", "-") in text
+        assert flag.help
+        assert flag.group in GROUPS
+
+
+def test_flags_not_given_do_not_appear() -> None:
+    assert parsed() == {}
+    assert parsed("--no-relation-bias", "--quiet") == {"relation_bias": False, "quiet": True}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("dim", 0, "a whole number of at least 1"),
+        ("dim", 2.5, "a whole number of at least 1"),
+        ("dim", True, "a whole number of at least 1"),
+        ("dim", "64", "a whole number of at least 1"),
+        ("layers", -1, "a whole number of at least 0"),
+        ("batch_size", 0, "a whole number of at least 1"),
+        ("epochs", 0, "a whole number of at least 1"),
+        ("patience", 0, "a whole number of at least 1"),
+        ("seed", -1, "a whole number of at least 0 and below 9223372036854775808"),
+        ("seed", 2**63, "a whole number of at least 0 and below 9223372036854775808"),
+        ("lr", 0.0, "a number above 0"),
+        ("lr", float("nan"), "a number above 0"),
+        ("lr", float("inf"), "a number above 0"),
+        ("lr", None, "a number above 0"),
+        ("l2", -1e-9, "a number of at least 0"),
+        ("input_dropout", 1.0, "a number of at least 0 and below 1"),
+        ("row_dropout", -0.1, "a number of at least 0 and below 1"),
+        ("unseen_rate", 1.0, "a number of at least 0 and below 1"),
+        ("mask_targets", 1, "true or false"),
+        ("relation_bias", "yes", "true or false"),
+        ("score", "complex", "one of distmult, transe"),
+        ("context", "none", "one of both, entity, relation"),
+        ("preset", "worst", "one of paper, best"),
+        ("ties", "mean", "one of realistic, optimistic, pessimistic, index"),
+        ("backend", "cuda", "one of auto, triton, numba, reference"),
+        ("dataset", 5, "text"),
+        ("data_dir", 5, "text"),
+    ],
+)
+def test_wrong_values_name_field_and_what_was_wanted(field: str, value: Any, wanted: str) -> None:
+    with pytest.raises(InputError) as caught:
+        resolve({field: value})
+    assert str(caught.value) == f"{field}: got {value!r}, wanted {wanted}"
+    values = {**resolve({}).saved(), field: value}
+    with pytest.raises(InputError) as caught:
+        TrainingConfig.from_json(json.dumps(values))
+    assert str(caught.value).startswith(f"{field}: got ")
+
+
+def test_json_round_trip() -> None:
+    config = resolve({"dataset": "nell995", "lr": 0.1 + 0.2, "data_dir": "/data", "seed": 7})
+    again = TrainingConfig.from_json(config.to_json())
+    assert again == config
+    assert again.lr.hex() == config.lr.hex()
+
+
+def test_the_command_of_the_moment_is_not_saved() -> None:
+    config = resolve({"out": "here", "quiet": True})
+    assert config.saved().keys().isdisjoint({"out", "resume", "quiet"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:-10], "not JSON: "),
+        (lambda text: "[1]", "got a JSON list, wanted an object"),
+        (lambda text: text.replace('"dim"', '"width"'), "unknown fields: width"),
+        (lambda text: json.dumps({"dim": 3}), "missing fields: backend, "),
+    ],
+)
+def test_damaged_json(change: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TrainingConfig.from_json(change(resolve({}).to_json()))
+
+
+@pytest.mark.parametrize("field", FIXED_ON_RESUME)
+def test_fixed_fields_are_refused_on_resume(field: str) -> None:
+    config = resolve({})
+    flag = "--" + field.replace("_", "-")
+    with pytest.raises(InputError, match=f"^{flag} cannot be changed with --resume"):
+        resumed(config, {"resume": "folder", field: getattr(config, field)})
+
+
+def test_other_fields_may_differ_on_resume() -> None:
+    changes: dict[str, Any] = {"data_dir": "/data", "device": "cpu", "quiet": True, "backend": "numba"}
+    changes |= {"epochs": 99, "patience": 98}
+    config = resumed(resolve({}), {"resume": "folder", **changes})
+    assert dataclasses.asdict(config).items() >= changes.items()
+    assert config.fixed() == resolve({}).fixed()
+
+
+def test_paths_become_absolute_and_names_stay(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = resolve({"dataset": "mine/graph", "data_dir": "data"}).anchored()
+    assert config.dataset == str(tmp_path / "mine" / "graph")
+    assert config.data_dir == str(tmp_path / "data")
+    assert resolve({"dataset": "WN18RR"}).anchored().dataset == "WN18RR"
+    assert resolve({"dataset": "family:50"}).anchored().dataset == "family:50"
