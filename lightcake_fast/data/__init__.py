@@ -1,5 +1,6 @@
 """Knowledge graphs: the reader, the public data sets, the generated genealogy, and statistics."""
 
+import re
 from pathlib import Path
 
 from lightcake_fast.data.family import family
@@ -40,7 +41,7 @@ def load_dataset(dataset: str = "family", data_dir: str | Path | None = None) ->
 def _generate(name: str) -> KnowledgeGraph:
     """The genealogy that `family[:PEOPLE[:SEED]]` asks for."""
     numbers = name.split(":")[1:]
-    if len(numbers) > 2 or not all(number.isascii() and number.isdigit() for number in numbers):
+    if len(numbers) > 2 or not all(re.fullmatch("[0-9]{1,9}", number) for number in numbers):
         raise InputError(f"no data set {name!r}: wanted family, family:PEOPLE or family:PEOPLE:SEED")
     keywords = dict(zip(("people", "seed"), map(int, numbers), strict=False))
     return family(**keywords)

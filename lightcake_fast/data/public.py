@@ -87,9 +87,7 @@ def public_folder(dataset: PublicDataset, data_dir: Path | None = None, base_url
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"{data_dir}: wanted a folder with data sets in it, got no folder")
-    variable = os.environ.get(DATA_VARIABLE)
-    places = [place for place in (data_dir, Path(variable).expanduser() if variable else None) if place]
-    for place in [*places, cache_folder()]:
+    for place in _places(data_dir):
         for folder in _folders_named(dataset.folder, place):
             if not _missing(dataset, folder):
                 return folder
@@ -141,6 +139,15 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
 def blob_id(content: bytes | bytearray) -> str:
     """Git's id of a file with this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def _places(data_dir: Path | None) -> Iterator[Path]:
+    """Where data sets may lie; lazily, since a user without a home may well have a data folder."""
+    if data_dir is not None:
+        yield data_dir
+    if variable := os.environ.get(DATA_VARIABLE):
+        yield Path(variable).expanduser()
+    yield cache_folder()
 
 
 def _folders_named(name: str, place: Path) -> list[Path]:
