@@ -1,0 +1,1 @@
+"""LightCAKE in plain PyTorch: imports only torch and itself."""

@@ -1,0 +1,108 @@
+"""What the Numba passes share: how they are compiled, cached and run on several threads."""
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+# Sums may be reordered and multiplies fused; infinities and NaN keep their meaning (masks score -inf).
+FAST: dict[str, Any] = {
+    "fastmath": {"reassoc", "contract", "arcp", "nsz", "afn"},
+    "error_model": "numpy",
+    "boundscheck": False,
+}
+FIXED_WIDTHS = (32, 64, 128, 256, 512)  # compiled as constants; the other widths share one compilation
+ANY_SCORE = ""  # for passes that do not depend on the score
+
+
+class Pass:
+    """One sweep over the graph, compiled per score, width and dtype, run by several threads.
+
+    ``make(score, width, digest)`` returns the Python function to compile; width 0 means that it is read
+    from the arrays. The function's last argument is a counter from which its threads draw tasks, so a
+    slow or disturbed core takes fewer. Each task writes rows of its own: the result does not depend on
+    who takes which.
+
+    Threads of our own rather than Numba's: its pools spin beside PyTorch's, die in a fork or refuse
+    concurrent callers, and a parallel region compiles several times slower.
+    """
+
+    def __init__(self, make: Callable[[str, int, int], Callable[..., None]]) -> None:
+        @functools.cache
+        def compiled(score: str, width: int) -> Any:
+            return numba.njit(nogil=True, cache=True, **FAST)(make(score, width, _sources_digest()))
+
+        self._compiled = compiled
+
+    def __call__(self, score: str, width: int, tasks: int, *arguments: Any) -> None:
+        """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads; tensors pass as arrays."""
+        function = self._compiled(score, width if width in FIXED_WIDTHS else 0)
+        arrays = [a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments]
+        run = functools.partial(function, *arrays, tasks, np.zeros(1, np.int64))
+        helpers = min(torch.get_num_threads(), tasks) - 1
+        futures = [_pool(helpers, _flushes_denormals()).submit(run) for _ in range(helpers)]
+        try:
+            run()
+        finally:
+            wait(futures)
+        for future in futures:
+            future.result()
+
+
+@functools.cache
+def _pool(size: int, flushes_denormals: bool) -> ThreadPoolExecutor:
+    """Threads inherit how their maker treats denormals, and must all treat them alike."""
+    return ThreadPoolExecutor(size, thread_name_prefix=f"lightcake_fast-{flushes_denormals}")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
+
+
+def _flushes_denormals() -> bool:
+    return bool(np.float32(1e-38) * np.float32(0.1) == 0)
+
+
+@functools.cache
+def _sources_digest() -> int:
+    """A number that changes with any kernel source: part of each pass's closure, so of its cache key."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("cpu_*.py")):
+        digest.update(path.read_bytes())
+    return int.from_bytes(digest.digest()[:7], "big")
+
+
+@intrinsic
+def wide_vectors(typing_context: Any) -> Any:
+    """Let the function that calls this use 512-bit vectors where the machine has them.
+
+    LLVM prefers 256 bits on the first AVX-512 chips, which costs these loops a quarter of their speed. The
+    function stays out of line, since inlining it would lose the attribute.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        for attribute in ('"prefer-vector-width"="512"', "noinline"):
+            set.add(builder.function.attributes, attribute)  # llvmlite's own add() knows no string attribute
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def next_task(typing_context: Any, counter: Any) -> Any:
+    """Add one to ``counter[0]`` atomically and return what it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        return builder.atomic_rmw("add", array.data, ir.IntType(64)(1), "monotonic")
+
+    return types.int64(counter), generate

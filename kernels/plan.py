@@ -1,0 +1,124 @@
+"""The order in which the passes walk a graph: built once with it, shared by every back end that fuses.
+
+Source: the relation-first plan of docs/architecture.md. A triple and its inverse are settled together in
+relation order; each entity's context is then summed in head order.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[np.int64]
+
+RELATION_CHUNK = 128  # raw triples: one partial sum a chunk, 8 bytes a context triple at d = 256
+ENTITY_CHUNK = 1024  # context triples: longer rows (hubs) are cut
+TASK_COST = 256  # context triples that a thread takes at a time
+
+
+class Plan(NamedTuple):
+    """Index tensors of a graph with T raw triples, E = 2T context triples, N entities, R raw relations.
+
+    Relation order sorts the raw triples by relation; ``forward`` and ``inverse`` give the places of a
+    triple and of its inverse in head order, which sorts all E context triples by their head. A chunk is
+    a run of triples of one row; a task is a run of chunks of about equal cost.
+    """
+
+    head: torch.Tensor  # [T] int32, relation order
+    tail: torch.Tensor  # [T] int32, relation order
+    forward: torch.Tensor  # [T] int32, place of the triple in head order
+    inverse: torch.Tensor  # [T] int32, place of its inverse in head order
+    triple: torch.Tensor  # [T] int32, place of the triple in the triples given
+    relation_chunk: torch.Tensor  # [P + 1] int64, bounds in relation order
+    relation_chunk_row: torch.Tensor  # [P] int32, raw relation
+    relation_row: torch.Tensor  # [2R] int32: 0 .. 2R - 1, the rows whose parts follow
+    relation_part: torch.Tensor  # [2R + 1] int64, a row's parts among 2P: the chunks, then their inverses
+    context_relation: torch.Tensor  # [E] int32 below 2R, head order
+    context_tail: torch.Tensor  # [E] int32, head order
+    entity_chunk: torch.Tensor  # [Q + 1] int64, bounds in head order
+    entity_chunk_row: torch.Tensor  # [Q] int32, head
+    entity_chunk_slot: torch.Tensor  # [Q] int32, place among the parts of cut rows, -1 in uncut rows
+    entity_task: torch.Tensor  # [K + 1] int64, bounds in chunks
+    cut_row: torch.Tensor  # [H] int32, entities whose row is cut
+    cut_slot: torch.Tensor  # [H + 1] int64, their slots
+
+
+def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
+    """Sort and cut the triples [T, 3] of (head, relation, tail), whose ids are known to be in range."""
+    head, relation, tail = triples.T
+    count = len(triples)
+    both_heads = np.concatenate([head, tail])
+    both_relations = np.concatenate([relation, relation + num_relations])
+    both_tails = np.concatenate([tail, head])
+
+    # equal relation rows of a head's context follow one another, so they are read from the cache
+    by_head = np.lexsort((both_tails, both_relations, both_heads))
+    place = np.empty(2 * count, np.int64)
+    place[by_head] = np.arange(2 * count)
+
+    # the side with fewer distinct entities first: its rows repeat within a chunk
+    tail_repeats = _distinct(relation, tail, num_entities, num_relations) < _distinct(
+        relation, head, num_entities, num_relations
+    )
+    tail_first = tail_repeats[relation]
+    inner, outer = np.where(tail_first, head, tail), np.where(tail_first, tail, head)
+    by_relation = np.lexsort((inner, outer, relation))
+
+    relation_first, relation_chunk, relation_chunk_row = _cut(
+        np.bincount(relation, minlength=num_relations), RELATION_CHUNK
+    )
+    entity_first, entity_chunk, entity_chunk_row = _cut(
+        np.bincount(both_heads, minlength=num_entities), ENTITY_CHUNK
+    )
+    pieces = np.diff(entity_first)
+    slot = np.where(pieces[entity_chunk_row] > 1, 0, -1)
+    slot[slot == 0] = np.arange(np.count_nonzero(slot == 0))
+    cut_row = np.flatnonzero(pieces > 1)
+    cost = np.diff(entity_chunk) + 2  # a row's own loads and stores cost about two triples
+    task = np.concatenate([[-1], np.cumsum(cost) // TASK_COST])
+
+    def ids(values: Array) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int32))
+
+    def offsets(values: Array) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int64))
+
+    return Plan(
+        head=ids(head[by_relation]),
+        tail=ids(tail[by_relation]),
+        forward=ids(place[by_relation]),
+        inverse=ids(place[by_relation + count]),
+        triple=ids(by_relation),
+        relation_chunk=offsets(relation_chunk),
+        relation_chunk_row=ids(relation_chunk_row),
+        relation_row=ids(np.arange(2 * num_relations)),
+        relation_part=offsets(np.concatenate([relation_first[:-1], relation_first + relation_first[-1]])),
+        context_relation=ids(both_relations[by_head]),
+        context_tail=ids(both_tails[by_head]),
+        entity_chunk=offsets(entity_chunk),
+        entity_chunk_row=ids(entity_chunk_row),
+        entity_chunk_slot=ids(slot),
+        entity_task=offsets(np.append(np.flatnonzero(np.diff(task)), len(cost))),
+        cut_row=ids(cut_row),
+        cut_slot=offsets(np.concatenate([[0], np.cumsum(pieces[cut_row])])),
+    )
+
+
+def _distinct(relation: Array, entity: Array, num_entities: int, num_relations: int) -> Array:
+    """How many distinct entities a relation has on one side, shape [R]."""
+    pairs = np.unique(relation * num_entities + entity)
+    return np.bincount(pairs // max(num_entities, 1), minlength=num_relations)
+
+
+def _cut(lengths: Array, longest: int) -> tuple[Array, Array, Array]:
+    """Cut rows of these lengths into chunks: (a row's chunks [rows + 1], bounds [P + 1], row [P]).
+
+    Every row has at least one chunk, an empty one an empty chunk.
+    """
+    pieces = np.maximum(1, -(-lengths // longest))
+    first = np.concatenate([[0], np.cumsum(pieces)])
+    row = np.repeat(np.arange(len(lengths)), pieces)
+    start = np.cumsum(lengths) - lengths
+    bounds = start[row] + (np.arange(len(row)) - first[row]) * longest
+    return first, np.concatenate([bounds, [lengths.sum()]]), row

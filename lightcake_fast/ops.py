@@ -1,0 +1,216 @@
+"""The context layer as one differentiable op: the one place that chooses between the back ends."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightcake_fast.kernels.plan import Plan
+from lightcake_fast.reference import layer as reference
+from lightcake_fast.reference.scores import SCORES
+
+if TYPE_CHECKING:
+    from lightcake_fast.graph import ContextGraph
+
+CONTEXTS = ("both", "entity", "relation")
+BACKENDS = ("auto", "triton", "numba", "reference")
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def context_layer(
+    entities: Tensor,
+    relations: Tensor,
+    graph: "ContextGraph",
+    *,
+    score: str = "distmult",
+    context: str = "both",
+    mask: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """One LightCAKE layer: each row plus the softmax-weighted sum over its context triples.
+
+    Differentiable once in ``entities`` and ``relations``. A row without a live context triple stays as it
+    is. Under ``torch.autocast`` the layer runs in float32.
+
+    Args:
+        entities: shape (N, d); float32 or float64, or a 16-bit type, which is computed in float32.
+        relations: shape (2R, d), same type; row r + R is the inverse of relation r.
+        graph: the context, on the same device.
+        score: "distmult" or "transe": psi, whose softmax weighs the triples.
+        context: "both", or only "entity" or "relation": then the other table comes back with its values
+            unchanged.
+        mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
+            inverse out. None leaves nothing out.
+        backend: "auto" takes "numba" on the CPU and "triton" on a GPU; "reference" is plain PyTorch.
+
+    Returns:
+        New entities (N, d) and relations (2R, d), of the type given.
+
+    Raises:
+        ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
+
+    Source: LightCAKE, arXiv 2102.10826, equations 1-6.
+    """
+    backend = _checked(entities, relations, graph, score, context, mask, backend)
+    if backend == "reference":
+        both_ways = None if mask is None else mask.repeat(2)
+        x, y = reference.context_layer(entities, relations, graph.context_triples, both_ways, score, context)
+        return x, y
+    x, y, *_ = _fused(entities, relations, graph, score, context, mask)
+    return x.to(entities.dtype), y.to(relations.dtype)
+
+
+def context_weights(
+    entities: Tensor,
+    relations: Tensor,
+    graph: "ContextGraph",
+    *,
+    score: str = "distmult",
+    mask: Tensor | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """The softmax weights that ``context_layer`` gives each context triple, for looking at: no gradient.
+
+    Args:
+        entities: as in ``context_layer``.
+        relations: as in ``context_layer``.
+        graph: as in ``context_layer``.
+        score: as in ``context_layer``.
+        mask: as in ``context_layer``; a masked triple weighs zero.
+        backend: as in ``context_layer``.
+
+    Returns:
+        alpha, in the context of the triple's head, and beta, in the context of its relation: each of
+        shape (2T,), the triples in the graph's order, then their inverses.
+
+    Raises:
+        ValueError: as ``context_layer``.
+
+    Source: LightCAKE, arXiv 2102.10826, equations 2 and 4.
+    """
+    backend = _checked(entities, relations, graph, score, "both", mask, backend)
+    with torch.no_grad():
+        if backend == "reference":
+            both_ways = None if mask is None else mask.repeat(2)
+            return reference.context_weights(entities, relations, graph.context_triples, both_ways, score)
+        _, _, s, lse_x, lse_y = _fused(entities, relations, graph, score, "both", mask)
+        heads, relation_ids, _ = graph.context_triples
+        plan, given = graph.plan, torch.empty_like(s)
+        given[plan.triple] = s[plan.forward]
+        given[plan.triple + graph.num_triples] = s[plan.inverse]
+        alpha = (given - lse_x.index_select(0, heads)).exp()
+        beta = (given - lse_y.index_select(0, relation_ids)).exp()
+        return alpha.to(entities.dtype), beta.to(entities.dtype)
+
+
+def _checked(
+    entities: Tensor,
+    relations: Tensor,
+    graph: "ContextGraph",
+    score: str,
+    context: str,
+    mask: Tensor | None,
+    backend: str,
+) -> str:
+    """Check the arguments of the public functions once; returns the back end that "auto" stands for."""
+    for name, value, known in (
+        ("score", score, tuple(SCORES)),
+        ("context", context, CONTEXTS),
+        ("backend", backend, BACKENDS),
+    ):
+        if value not in known:
+            raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
+    for name, table, rows in (
+        ("entities", entities, graph.num_entities),
+        ("relations", relations, 2 * graph.num_relations),
+    ):
+        if table.ndim != 2 or table.shape[0] != rows:
+            raise ValueError(f"{name}: got shape {tuple(table.shape)}, wanted ({rows}, d)")
+        if not table.is_floating_point():
+            raise ValueError(f"{name}: got {table.dtype}, wanted a floating-point type")
+    if relations.shape[1] != entities.shape[1] or relations.dtype != entities.dtype:
+        raise ValueError(
+            f"relations: got width {relations.shape[1]} and {relations.dtype}, "
+            f"wanted those of the entities, {entities.shape[1]} and {entities.dtype}"
+        )
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (graph.num_triples,)):
+        raise ValueError(
+            f"mask: got {mask.dtype} {tuple(mask.shape)}, wanted torch.bool ({graph.num_triples},)"
+        )
+    for name, tensor in (("relations", relations), ("graph", graph), ("mask", mask)):
+        if tensor is not None and tensor.device != entities.device:
+            raise ValueError(f"{name}: got device {tensor.device}, wanted the entities', {entities.device}")
+    device = entities.device.type
+    if backend == "auto":
+        return "numba" if device == "cpu" else "reference"
+    if backend == "numba" and device != "cpu":
+        raise ValueError(f"backend: got 'numba' with tensors on {device}, wanted them on the cpu")
+    if backend == "triton":
+        raise ValueError("backend: got 'triton', which this version does not have yet; wanted another")
+    return backend
+
+
+def _fused(
+    entities: Tensor,
+    relations: Tensor,
+    graph: "ContextGraph",
+    score: str,
+    context: str,
+    mask: Tensor | None,
+) -> list[Tensor]:
+    x, y = entities.contiguous(), relations.contiguous()
+    if entities.dtype in _NARROW:
+        x, y = x.float(), y.float()
+    return _context_layer(x, y, list(graph.plan), mask, score, context)  # type: ignore[no-any-return]
+
+
+@torch.library.custom_op("lightcake_fast::context_layer", mutates_args=(), device_types="cpu")
+def _context_layer(
+    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str
+) -> list[Tensor]:
+    from lightcake_fast.kernels import cpu_forward
+
+    return list(cpu_forward.forward(x, y, Plan(*plan), mask, score, context))
+
+
+@_context_layer.register_fake
+def _(
+    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str
+) -> list[Tensor]:
+    scores = x.new_empty(Plan(*plan).context_tail.shape[0])
+    return [torch.empty_like(x), torch.empty_like(y), scores, x.new_empty(len(x)), y.new_empty(len(y))]
+
+
+@torch.library.custom_op("lightcake_fast::context_layer_backward", mutates_args=(), device_types="cpu")
+def _context_layer_backward(
+    g: Tensor, q: Tensor, x: Tensor, y: Tensor, outputs: list[Tensor], plan: list[Tensor], score: str
+) -> list[Tensor]:
+    from lightcake_fast.kernels import cpu_backward
+
+    new_x, new_y, s, lse_x, lse_y = outputs
+    return list(cpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, Plan(*plan), score))
+
+
+@_context_layer_backward.register_fake
+def _(
+    g: Tensor, q: Tensor, x: Tensor, y: Tensor, outputs: list[Tensor], plan: list[Tensor], score: str
+) -> list[Tensor]:
+    return [torch.empty_like(x), torch.empty_like(y)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    x, y, plan, _, score, _ = inputs
+    ctx.save_for_backward(x, y, *output, *plan)
+    ctx.score = score
+
+
+def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
+    x, y, *rest = ctx.saved_tensors
+    outputs, plan = rest[:5], rest[5:]
+    g, q = gradients[0].contiguous(), gradients[1].contiguous()
+    grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, ctx.score)
+    return grad_x, grad_y, [None] * len(plan), None, None, None
+
+
+_context_layer.register_autograd(_differentiate, setup_context=_save)
+_context_layer.register_autocast("cpu", torch.float32)
