@@ -79,20 +79,19 @@ class Trainer:
         self._reporter, self._interrupt = reporter, interrupt
         self._device = resolve_device(config.device)
         self._generator = torch.Generator(self._device).manual_seed(config.seed)
-        with self._device:
-            self.model = LightCAKE(
-                graph.num_entities,
-                graph.num_relations,
-                dim=config.dim,
-                layers=config.layers,
-                score=config.score,
-                context=config.context,
-                relation_bias=config.relation_bias,
-                input_dropout=config.input_dropout,
-                row_dropout=config.row_dropout,
-                unseen_rate=config.unseen_rate,
-                generator=self._generator,
-            )
+        self.model = LightCAKE(
+            graph.num_entities,
+            graph.num_relations,
+            dim=config.dim,
+            layers=config.layers,
+            score=config.score,
+            context=config.context,
+            relation_bias=config.relation_bias,
+            input_dropout=config.input_dropout,
+            row_dropout=config.row_dropout,
+            unseen_rate=config.unseen_rate,
+            generator=self._generator,
+        )
         triples = torch.from_numpy(graph.train).to(self._device)
         self._context = ContextGraph.from_triples(triples, graph.num_entities, graph.num_relations)
         self._seen = torch.from_numpy(graph.seen_entities).to(self._device)

@@ -46,7 +46,7 @@ class Reporter:
             f"{len(graph.train):,} training triples"
         )
         self._say(
-            f"{config.score}, {config.layers} layers, width {config.dim}, batches of {config.batch_size:,}, "
+            f"{config.score}, layers {config.layers}, width {config.dim}, batches of {config.batch_size:,}, "
             f"at most {config.epochs} epochs, preset {config.preset}"
         )
         if position.epoch or position.step:
@@ -144,6 +144,7 @@ class Reporter:
             completed=position.epoch * self._steps + position.step,
             description=f"epoch {epoch}/{self._epochs}",
             figures=figures,
+            refresh=True,
         )
 
 

@@ -97,7 +97,7 @@ class RunFolder:
             return cls(path, config)
         # the folder appears with its configuration in it: at any moment it is no run, or one that resumes
         staging = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-        staging.mkdir(parents=True)
+        staging.mkdir(parents=True, exist_ok=True)  # a process of the same number may have been killed here
         replace_text(staging / CONFIG, config.to_json())
         staging.rename(path)
         return cls(path, config)
