@@ -69,6 +69,8 @@ def assert_equal_runs(folder: Path, expected: Path) -> None:
     for file in ("config.json", "results.json"):
         ours, theirs = (json.loads((path / file).read_text()) for path in (folder, expected))
         assert without_times(ours) == without_times(theirs), file
+    best = "best.safetensors"
+    assert (folder / best).read_bytes() == (expected / best).read_bytes()
     found, wanted = tensors(folder), tensors(expected)
     assert found.keys() == wanted.keys()
     for name, tensor in found.items():

@@ -19,7 +19,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.training.config import TrainingConfig
 
 FORMAT = 1
-NOTES, CHECKSUM = "lightcake_fast", "checksum"  # keys in the header of the file
+NOTES = "lightcake_fast"  # key in the header of the file
 TEMPORARY = ".tmp"
 
 
@@ -73,7 +73,8 @@ def save_checkpoint(
         "config": config.fixed(),
     }
     text = json.dumps({**identity, **notes})
-    header = {NOTES: text, CHECKSUM: _checksum(text, host)}
+    # one entry: safetensors writes several in random order, and equal checkpoints should be equal files
+    header = {NOTES: f"{_checksum(text, host)} {text}"}
 
     def write(temporary: Path) -> None:
         try:
@@ -104,9 +105,10 @@ def load_checkpoint(
         raise InputError(f"{path}: missing, cut short or damaged: {error}") from error
     if NOTES not in header:
         raise InputError(f"{path}: not a checkpoint of lightcake_fast")
-    if header.get(CHECKSUM) != _checksum(header[NOTES], tensors):
+    checksum, _, text = header[NOTES].partition(" ")
+    if checksum != _checksum(text, tensors):
         raise InputError(f"{path}: damaged: its content does not match its checksum")
-    notes: dict[str, Any] = json.loads(header[NOTES])
+    notes: dict[str, Any] = json.loads(text)
     _check_identity(path, notes, config, fingerprint)
     return tensors, notes
 

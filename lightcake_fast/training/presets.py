@@ -55,8 +55,12 @@ def _best(
 
 
 BEST: dict[tuple[str, str], Settings] = {
-    ("family", "distmult"): _best(2, 64, 512, input_dropout=0.2, row_dropout=0, unseen_rate=0.05, epochs=15),
-    ("family", "transe"): _best(2, 64, 512, input_dropout=0.0, row_dropout=0, unseen_rate=0.05, epochs=15),
+    ("family", "distmult"): _best(
+        2, 64, 512, input_dropout=0.2, row_dropout=0.0, unseen_rate=0.05, epochs=20, lr=1e-2
+    ),
+    ("family", "transe"): _best(
+        2, 64, 512, input_dropout=0.0, row_dropout=0.0, unseen_rate=0.05, epochs=12, lr=1e-2
+    ),
     ("fb15k-237", "distmult"): _best(
         1, 128, 2048, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.03, epochs=14
     ),
