@@ -1,0 +1,1 @@
+"""Measurements: of one layer, of kernels, of training."""
