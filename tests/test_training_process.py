@@ -107,6 +107,29 @@ def test_wrong_flags_get_one_line_and_exit_code_2(
     assert printed.count("\n") == 1
 
 
+def test_a_diverged_training_says_so_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(train.main, [*TINY, "--lr", "1e30", "--out", str(tmp_path / "run")]) == 2
+    printed = capfd.readouterr().err
+    assert printed.startswith("error: training diverged in epoch 1: ")
+    assert printed.endswith("try a smaller --lr (it is 1e+30)\n")
+    assert printed.count("\n") == 1
+
+
+def test_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("train", "valid", "test"):
+        (tmp_path / "mine" / f"{name}.txt").write_text("a\tis (x)\tb\nb\tis (y)\ta\n")
+    monkeypatch.chdir(tmp_path)
+    flags = ["--dataset", "mine", "--backend", "reference", "--epochs", "1", "--quiet", "--layers", "0"]
+    train.main(flags)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("mine-distmult-")
+    assert (folder / "relations.tsv").read_text() == "0\tis (x)\n1\tis (y)\n"
+    assert (folder / "entities.tsv").read_text() == "0\ta\n1\tb\n"
+    monkeypatch.chdir("/")
+    assert train.main(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0
+
+
 def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         train.main(["--help"])
