@@ -157,6 +157,19 @@ def test_a_cache_that_cannot_be_written(source: Source, cache: Path) -> None:
         public_folder(TINY, base_url=source.url)
 
 
+def test_a_file_appears_whole_or_not_at_all(
+    source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(part: Path, target: Path) -> None:
+        assert part.read_bytes() == CONTENTS[target.name], "moved into place before it was written"
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(InputError, match="No space left on device"):
+        public_folder(TINY, base_url=source.url)
+    assert content_of(cache / "Tiny") == {}
+
+
 def test_two_downloads_at_once(source: Source, tmp_path: Path) -> None:
     target = tmp_path / "both"
     with ThreadPoolExecutor(2) as pool:
