@@ -97,7 +97,7 @@ def peak() -> int:
 
 def main() -> None:
     """Compare, time and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("datasets", nargs="+", help="as in lightcake_fast.train; a peer gets them as written")
     parser.add_argument("--width", type=int, default=256, help="embedding width d (default 256)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds, best counts (default 7)")

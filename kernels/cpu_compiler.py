@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core import event
 from numba.extending import intrinsic
 
 # Sums may be reordered and multiplies fused; infinities and NaN keep their meaning (masks score -inf).
@@ -38,17 +40,17 @@ class Pass:
     """
 
     def __init__(self, make: Callable[[str, int, int], Callable[..., None]]) -> None:
-        @functools.cache
-        def compiled(score: str, width: int) -> Any:
-            return numba.njit(nogil=True, cache=True, **FAST)(make(score, width, _sources_digest()))
+        self._make = make
+        self._compiled: dict[tuple[str, int, torch.dtype], Any] = {}
 
-        self._compiled = compiled
-
-    def __call__(self, score: str, width: int, tasks: int, *arguments: Any) -> None:
+    def __call__(self, score: str, width: int, tasks: int, rows: torch.Tensor, *arguments: Any) -> None:
         """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads; tensors pass as arrays."""
-        function = self._compiled(score, width if width in FIXED_WIDTHS else 0)
-        arrays = [a.numpy() if isinstance(a, torch.Tensor) else a for a in arguments]
-        run = functools.partial(function, *arrays, tasks, np.zeros(1, np.int64))
+        arrays = [a.numpy() if isinstance(a, torch.Tensor) else a for a in (rows, *arguments)]
+        arrays += [tasks, np.zeros(1, np.int64)]
+        key = score, width if width in FIXED_WIDTHS else 0, rows.dtype
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(key[0], key[1], arrays)
+        run = functools.partial(self._compiled[key], *arrays)
         helpers = min(torch.get_num_threads(), tasks) - 1
         futures = [_pool(helpers, _flushes_denormals()).submit(run) for _ in range(helpers)]
         try:
@@ -57,6 +59,33 @@ class Pass:
             wait(futures)
         for future in futures:
             future.result()
+
+    def _compile(self, score: str, width: int, arrays: list[Any]) -> Any:
+        function = numba.njit(nogil=True, cache=True, **FAST)(self._make(score, width, _sources_digest()))
+        with event.install_listener("numba:compile", _notice):
+            function.compile(tuple(numba.typeof(a) for a in arrays))
+        return function
+
+
+class _Notice(event.Listener):  # type: ignore[misc]
+    """Says, once a process, why the first call waits; a pass found in the disk cache does not compile."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def on_start(self, _: Any) -> None:
+        if not self._said:
+            print(
+                "lightcake_fast: compiling the CPU passes: some seconds, once for a score and width",
+                file=sys.stderr,
+            )
+            self._said = True
+
+    def on_end(self, _: Any) -> None:
+        """Nothing to say."""
+
+
+_notice = _Notice()
 
 
 @functools.cache

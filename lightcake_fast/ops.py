@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.plan import Plan
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.reference.scores import SCORES
@@ -144,9 +145,9 @@ def _checked(
     if backend == "auto":
         return "numba" if device == "cpu" else "reference"
     if backend == "numba" and device != "cpu":
-        raise ValueError(f"backend: got 'numba' with tensors on {device}, wanted them on the cpu")
+        raise InputError(f"backend: got 'numba' with tensors on {device}, wanted them on the cpu")
     if backend == "triton":
-        raise ValueError("backend: got 'triton', which this version does not have yet; wanted another")
+        raise InputError("backend: got 'triton', which this version does not have yet; wanted another")
     return backend
 
 
