@@ -6,6 +6,7 @@ every branch is traced, by its line number, to the ``for``, ``while`` or ``if`` 
 caller states how often that statement's body runs.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.disassembly import Block, Instruction, Statement, read_listing, statements
+from bench.disassembly import Block, Instruction, Statement, loops_around, read_listing, statements
 
 Counts = npt.NDArray[Any]  # one number a program
 
@@ -88,11 +89,16 @@ class Program:
             if number not in members:
                 members.add(number)
                 todo += [n for n, block in enumerate(self.blocks) if number in block.successors]
-        statement = next((s for latch in latches if (s := self.statement(latch)) and s.is_loop), None)
-        if statement is None:
-            exits = [n for n in sorted(members) if set(self.blocks[n].successors) - members]
-            statement = next((s for n in exits if (s := self.statement(n)) and s.is_loop), None)
-        return Loop(header, frozenset(members), statement)
+        return Loop(header, frozenset(members), self._loop_statement(members))
+
+    def _loop_statement(self, members: set[int]) -> Statement | None:
+        """What a loop was compiled from: most of its instructions stand in that statement's body."""
+        votes: Counter[Statement] = Counter()
+        for number in members:
+            for instruction in self.blocks[number].instructions:
+                around = [s for file, line in instruction.frames for s in loops_around(file, line)]
+                votes.update(around[:1])
+        return max(votes, key=lambda s: votes[s], default=None)
 
     def statement(self, number: int) -> Statement | None:
         """What the branch at the end of a block was compiled from; None if that is no such statement."""
@@ -142,9 +148,9 @@ class _Flow:
         if loop is not None:
             leaving = self.entering[loop.header]
             return [count - leaving if target in loop.blocks else leaving for target in targets]
-        statement = self.program.statement(number)
+        statement = self.program.statement(number) or self._guarded(number)
         if statement is None:
-            return [self._compilers_own(number, target, count) for target in targets]
+            return self._compilers_own(number, count)
         if statement.is_loop:
             return self._guard(statement, number, count)
         weights = [self._weight(statement, number, target) for target in targets]
@@ -178,6 +184,14 @@ class _Flow:
             if len(pieces) == 1 and self.loop_of(pieces[0]) is None:
                 self.remaining[statement] = left - least * through
         return [through if pieces is inside[k] else count - through for k in range(2)]
+
+    def _guarded(self, number: int) -> Statement | None:
+        """The loop that a branch without a line skips: one side leads to it and to nothing else."""
+        sides = [self._region(number, target) for target in self.program.blocks[number].successors]
+        if bool(sides[0]) == bool(sides[1]):
+            return None
+        inside = [loop.statement for loop in self.program.loops if loop.blocks <= (sides[0] or sides[1])]
+        return inside[0] if len(set(inside)) == 1 else None
 
     def _loop_count(self, loop: Loop) -> Counts:
         statement = loop.statement
@@ -244,11 +258,14 @@ class _Flow:
             raise ValueError(f"a loop with several exits: {self._place(loop.header)}")
         return loop if number in exits else None
 
-    def _compilers_own(self, number: int, target: int, count: Counts) -> Counts:
-        """A branch that the compiler made: both sides count, but for calls to slow paths of its library."""
-        region = self._region(number, target)
-        calls = any(i.opcode.startswith("CALL") for n in region for i in self._code(n))
-        return np.zeros_like(count) if calls else count
+    def _compilers_own(self, number: int, count: Counts) -> list[Counts]:
+        """A branch that the compiler made: the longer side counts, but not slow paths of its library."""
+        lengths = []
+        for target in self.program.blocks[number].successors:
+            code = [i for n in self._region(number, target) for i in self._code(n)]
+            lengths.append(-1 if any(i.opcode.startswith("CALL") for i in code) else len(code))
+        none = np.zeros_like(count)
+        return [count, none] if lengths[0] > lengths[1] else [none, count]
 
     def _region(self, number: int, target: int) -> set[int]:
         """The blocks that run only by this branch: none where the branch goes straight to the join."""

@@ -168,7 +168,10 @@ def _reachable(blocks: Sequence[Block]) -> list[Block]:
 
 @functools.cache
 def statements(file: str) -> dict[int, Statement]:
-    """The branching statements of a source file, by each line of their headers."""
+    """The branching statements of a source file, by each line of their headers.
+
+    Loops over a ``static_range`` are none: Triton unrolls them.
+    """
     path = Path(file)
     if not path.is_file():
         return {}
@@ -176,6 +179,8 @@ def statements(file: str) -> dict[int, Statement]:
     lines = source.splitlines()
     found: dict[int, Statement] = {}
     for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.For) and "static_range" in ast.dump(node.iter):
+            continue
         if isinstance(node, ast.For | ast.While | ast.If):
             body = _lines(node.body)
             statement = Statement(
@@ -189,6 +194,13 @@ def statements(file: str) -> dict[int, Statement]:
             for line in range(node.lineno, max(body.start, node.lineno + 1)):
                 found[line] = statement
     return found
+
+
+@functools.cache
+def loops_around(file: str, line: int) -> list[Statement]:
+    """The loops whose body or header holds a line, the innermost first."""
+    loops = {s for s in statements(file).values() if s.is_loop and s.line <= line < s.body.stop}
+    return sorted(loops, key=lambda loop: -loop.line)
 
 
 def _lines(statements: Sequence[ast.stmt]) -> range:
