@@ -1,1 +1,1 @@
-"""Measurements: what the kernels cost, counted without a card and timed with one. Not installed."""
+"""Measurements: of one layer, of kernels, of training."""

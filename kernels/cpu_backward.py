@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightcake_fast.kernels.cpu_compiler import ANY_SCORE, Pass, next_task, wide_vectors
+from lightcake_fast.kernels.cpu_compiler import ANY_SCORE, Pass, next_task, vectorized_pass
 from lightcake_fast.kernels.cpu_scores import grad_h, grad_r, grad_t, phi_ent, phi_rel, slope
 from lightcake_fast.kernels.plan import Plan
 
@@ -23,7 +23,7 @@ def product_pass(score: str, width: int, digest: int) -> Any:
     """D = <g, x' - x> of each row: the part of dL/ds that all triples of a row share."""
 
     def run(g, new, old, product, tasks, counter):
-        wide_vectors()
+        vectorized_pass()
         assert digest
         d = width if width > 0 else g.shape[1]
         zero = g.dtype.type(0)
@@ -52,7 +52,7 @@ def relation_pass(score: str, width: int, digest: int) -> Any:
         x, y, g, q, head, tail, forward, inverse, chunk, chunk_row,
         s, lse_x, lse_y, product_x, product_y, link, part, tasks, counter,
     ):  # fmt: skip
-        wide_vectors()
+        vectorized_pass()
         assert digest
         d = width if width > 0 else x.shape[1]
         zero = x.dtype.type(0)
@@ -123,7 +123,7 @@ def entity_pass(score: str, width: int, digest: int) -> Any:
     def run(
         x, y, g, q, relation, tail, chunk, chunk_row, chunk_slot, task, link, out, part, tasks, counter
     ):  # fmt: skip
-        wide_vectors()
+        vectorized_pass()
         assert digest
         d = width if width > 0 else x.shape[1]
         zero = x.dtype.type(0)
@@ -155,7 +155,7 @@ def sum_pass(score: str, width: int, digest: int) -> Any:
     """The gradient of rows cut into chunks: their own plus their parts, in the order of the chunks."""
 
     def run(gradient, row_of, bounds, part, out, tasks, counter):
-        wide_vectors()
+        vectorized_pass()
         assert digest
         d = width if width > 0 else gradient.shape[1]
         n = next_task(counter)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightcake_fast.kernels.cpu_compiler import ANY_SCORE, Pass, next_task, wide_vectors
+from lightcake_fast.kernels.cpu_compiler import ANY_SCORE, Pass, next_task, vectorized_pass
 from lightcake_fast.kernels.cpu_scores import phi_ent, phi_rel, psi, psi_term
 from lightcake_fast.kernels.plan import Plan
 
@@ -25,7 +25,7 @@ def relation_pass(score: str, width: int, digest: int) -> Any:
         x, y, head, tail, forward, inverse, triple, chunk, chunk_row, mask, has_mask, with_sums,
         s, part, part_top, part_total, tasks, counter,
     ):  # fmt: skip
-        wide_vectors()
+        vectorized_pass()
         assert digest
         d = width if width > 0 else x.shape[1]
         real = x.dtype.type
@@ -138,7 +138,7 @@ def entity_pass(score: str, width: int, digest: int) -> Any:
         x, y, relation, tail, chunk, chunk_row, chunk_slot, task, s,
         out, lse, part, part_top, part_total, tasks, counter,
     ):  # fmt: skip
-        wide_vectors()
+        vectorized_pass()
         assert digest
         d = width if width > 0 else x.shape[1]
         real = x.dtype.type
@@ -187,7 +187,7 @@ def merge_pass(score: str, width: int, digest: int) -> Any:
     """Rows cut into chunks from their parts, in the order of the chunks: repeatable on any threads."""
 
     def run(rows, row_of, bounds, part, part_top, part_total, out, lse, tasks, counter):
-        wide_vectors()
+        vectorized_pass()
         assert digest
         d = width if width > 0 else rows.shape[1]
         real = rows.dtype.type
@@ -233,8 +233,9 @@ def forward(
         x.new_zeros(0, dtype=torch.bool) if mask is None else mask, mask is not None, with_relations,
         s, part, top, total,
     )  # fmt: skip
-    new_x, lse_x = x.clone(), x.new_full((len(x),), torch.inf)
-    new_y, lse_y = y.clone(), y.new_full((len(y),), torch.inf)
+    new_x = torch.empty_like(x) if with_entities else x.clone()
+    new_y = torch.empty_like(y) if with_relations else y.clone()
+    lse_x, lse_y = x.new_full((len(x),), torch.inf), y.new_full((len(y),), torch.inf)
     if with_relations:
         merge_pass(
             ANY_SCORE, width, len(y),
