@@ -65,10 +65,10 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
     inner, outer = np.where(tail_first, head, tail), np.where(tail_first, tail, head)
     by_relation = np.lexsort((inner, outer, relation))
 
-    relation_first, relation_chunk, relation_chunk_row = _cut(
+    relation_first, relation_chunk, relation_chunk_row = cut_rows(
         np.bincount(relation, minlength=num_relations), RELATION_CHUNK
     )
-    entity_first, entity_chunk, entity_chunk_row = _cut(
+    entity_first, entity_chunk, entity_chunk_row = cut_rows(
         np.bincount(both_heads, minlength=num_entities), ENTITY_CHUNK
     )
     pieces = np.diff(entity_first)
@@ -111,14 +111,16 @@ def _distinct(relation: Array, entity: Array, num_entities: int, num_relations: 
     return np.bincount(pairs // max(num_entities, 1), minlength=num_relations)
 
 
-def _cut(lengths: Array, longest: int) -> tuple[Array, Array, Array]:
+def cut_rows(lengths: Array, longest: int, *, even: bool = False) -> tuple[Array, Array, Array]:
     """Cut rows of these lengths into chunks: (a row's chunks [rows + 1], bounds [P + 1], row [P]).
 
-    Every row has at least one chunk, an empty one an empty chunk.
+    Every row has at least one chunk, an empty one an empty chunk. Chunks are full but for a row's last, or
+    as even as can be.
     """
     pieces = np.maximum(1, -(-lengths // longest))
     first = np.concatenate([[0], np.cumsum(pieces)])
     row = np.repeat(np.arange(len(lengths)), pieces)
     start = np.cumsum(lengths) - lengths
-    bounds = start[row] + (np.arange(len(row)) - first[row]) * longest
+    number = np.arange(len(row)) - first[row]
+    bounds = start[row] + (number * lengths[row] // pieces[row] if even else number * longest)
     return first, np.concatenate([bounds, [lengths.sum()]]), row
