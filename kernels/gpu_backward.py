@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from lightcake_fast.kernels import gpu_launch
-from lightcake_fast.kernels.gpu_plan import GpuPlan
 from lightcake_fast.kernels.gpu_scores import SCORES
 from lightcake_fast.kernels.gpu_tiles import (
     LOG2E,
@@ -23,6 +22,7 @@ from lightcake_fast.kernels.gpu_tiles import (
     store_row,
     zero_row,
 )
+from lightcake_fast.kernels.plan import GpuPlan
 
 LINK = 4  # numbers a context triple hands to the entity pass: slope, beta, alpha and, on the way, a constant
 

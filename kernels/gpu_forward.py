@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from lightcake_fast.kernels import gpu_launch
-from lightcake_fast.kernels.gpu_plan import GpuPlan
 from lightcake_fast.kernels.gpu_scores import SCORES
 from lightcake_fast.kernels.gpu_tiles import (
     LN2,
@@ -25,6 +24,7 @@ from lightcake_fast.kernels.gpu_tiles import (
     store_row,
     zero_row,
 )
+from lightcake_fast.kernels.plan import GpuPlan
 
 
 @triton.jit

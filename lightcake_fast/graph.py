@@ -8,8 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightcake_fast.kernels.gpu_plan import GpuPlan, build_gpu_plan
-from lightcake_fast.kernels.plan import Plan, build_plan
+from lightcake_fast.kernels.plan import GpuPlan, Plan, build_gpu_plan, build_plan
 
 
 @dataclass(frozen=True, eq=False)

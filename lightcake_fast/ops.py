@@ -1,13 +1,13 @@
 """The context layer as one differentiable op: the one place that chooses between the back ends."""
 
 import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lightcake_fast.kernels.gpu_plan import GpuPlan
-from lightcake_fast.kernels.plan import Plan
+from lightcake_fast.kernels.plan import GpuPlan, Plan
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.reference.scores import SCORES
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("both", "entity", "relation")
 BACKENDS = ("auto", "triton", "numba", "reference")
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "y", "on")
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -143,10 +145,9 @@ def _checked(
     for name, tensor in (("relations", relations), ("graph", graph), ("mask", mask)):
         if tensor is not None and tensor.device != entities.device:
             raise ValueError(f"{name}: got device {tensor.device}, wanted the entities', {entities.device}")
-    return _runnable(backend, entities.device.type)  # type: ignore[no-any-return]
+    return _runnable(backend, entities.device.type)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _runnable(backend: str, device: str) -> str:
     """The back end that "auto" stands for on a device, if it can run there."""
     if backend == "auto":
@@ -154,11 +155,9 @@ def _runnable(backend: str, device: str) -> str:
     if backend == "numba" and device != "cpu":
         raise ValueError(f"backend: got 'numba' with tensors on {device}, wanted them on the cpu")
     if backend == "triton":
-        if importlib.util.find_spec("triton") is None:
+        if not _HAS_TRITON:
             raise ValueError("backend: got 'triton', which is not installed; wanted it, or 'reference'")
-        from triton import knobs
-
-        if device != "cuda" and not (device == "cpu" and knobs.runtime.interpret):
+        if device != "cuda" and not (device == "cpu" and _INTERPRETED):
             raise ValueError(
                 f"backend: got 'triton' with tensors on {device}, wanted them on a GPU "
                 "(or on the cpu with TRITON_INTERPRET=1)"
