@@ -96,9 +96,8 @@ def launch_layer(
         masked: with a mask, as in training.
     """
     from lightcake_fast.kernels import gpu_backward, gpu_forward
-    from lightcake_fast.kernels.gpu_plan import build_gpu_plan
 
-    plan = build_gpu_plan(graph.plan)
+    plan = graph.gpu_plan
     x = torch.zeros(graph.num_entities, width, dtype=dtype)
     y = torch.zeros(2 * graph.num_relations, width, dtype=dtype)
     mask = torch.zeros(graph.num_triples, dtype=torch.bool) if masked else None
