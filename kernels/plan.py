@@ -16,6 +16,10 @@ RELATION_CHUNK = 128  # raw triples: one partial sum a chunk, 8 bytes a context 
 ENTITY_CHUNK = 1024  # context triples: longer rows (hubs) are cut
 TASK_COST = 256  # context triples that a thread takes at a time
 
+GPU_RELATION_CHUNKS = 4096  # programs that a card's latency asks for, where the graph has triples enough
+GPU_RELATION_CHUNK = (32, 256)  # raw triples of a chunk: shortest and longest
+GPU_ENTITY_CHUNK = 32  # context triples: a program takes them one at a time, several chunks side by side
+
 
 class Plan(NamedTuple):
     """Index tensors of a graph with T raw triples, E = 2T context triples, N entities, R raw relations.
@@ -44,6 +48,26 @@ class Plan(NamedTuple):
     cut_slot: torch.Tensor  # [H + 1] int64, their slots
 
 
+class GpuPlan(NamedTuple):
+    """The same order of work for the Triton kernels: records, cut finer, sorted for warps; all int32.
+
+    Records keep what is read together in one sector. Chunks are sorted longest first: programs that
+    start last end soon, and chunks that share a program have nearly one length.
+    """
+
+    raw: torch.Tensor  # [T, 4] relation order: head, tail, place of the triple, of its inverse in head order
+    triple: torch.Tensor  # [T] relation order: place in the triples given
+    relation_chunk: torch.Tensor  # [P, 4] start, end, raw relation, part (the inverse's is P further)
+    relation_row: torch.Tensor  # [2R] 0 .. 2R - 1, the rows whose parts follow
+    relation_part: torch.Tensor  # [2R + 1] a row's parts among 2P
+    context: torch.Tensor  # [E, 4] head order: relation below 2R, tail, link, inverse relation
+    # a link is 2 * (place in relation order) + (1 for an inverse)
+    entity_chunk: torch.Tensor  # [Q, 4] start, length, head, part or -1; those of cut rows come first
+    cut_row: torch.Tensor  # [H] entities whose row is cut
+    cut_part: torch.Tensor  # [H + 1] a cut row's parts
+    part_row: torch.Tensor  # [S] entity of each part
+
+
 def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
     """Sort and cut the triples [T, 3] of (head, relation, tail), whose ids are known to be in range."""
     head, relation, tail = triples.T
@@ -65,10 +89,10 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
     inner, outer = np.where(tail_first, head, tail), np.where(tail_first, tail, head)
     by_relation = np.lexsort((inner, outer, relation))
 
-    relation_first, relation_chunk, relation_chunk_row = _cut(
+    relation_first, relation_chunk, relation_chunk_row = cut_rows(
         np.bincount(relation, minlength=num_relations), RELATION_CHUNK
     )
-    entity_first, entity_chunk, entity_chunk_row = _cut(
+    entity_first, entity_chunk, entity_chunk_row = cut_rows(
         np.bincount(both_heads, minlength=num_entities), ENTITY_CHUNK
     )
     pieces = np.diff(entity_first)
@@ -105,20 +129,70 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
     )
 
 
+def build_gpu_plan(plan: Plan) -> GpuPlan:
+    """Derive the records from a plan; they lie on its device."""
+    device = plan.head.device
+    head, forward, inverse = (t.numpy(force=True) for t in (plan.head, plan.forward, plan.inverse))
+    relation, tail = plan.context_relation.numpy(force=True), plan.context_tail.numpy(force=True)
+    rows = plan.entity_chunk_row.numpy(force=True)
+    num_relations, count = len(plan.relation_row) // 2, len(head)
+
+    link = np.empty(2 * count, np.int64)
+    link[forward], link[inverse] = 2 * np.arange(count), 2 * np.arange(count) + 1
+    back = np.where(relation < num_relations, relation + num_relations, relation - num_relations)
+
+    shortest, longest = GPU_RELATION_CHUNK
+    size = min(max(count // GPU_RELATION_CHUNKS, shortest), longest)
+    size = 1 << (size.bit_length() - 1)
+    degree = np.bincount(relation[forward], minlength=num_relations)
+    part, bounds, row = cut_rows(degree, size)
+    chunk = np.stack([bounds[:-1], bounds[1:], row, np.arange(len(row))], 1)
+    part = np.concatenate([part[:-1], part + part[-1]])
+
+    degree = np.bincount(rows, np.diff(plan.entity_chunk.numpy(force=True))).astype(np.int64)
+    first, bounds, row = cut_rows(degree, GPU_ENTITY_CHUNK, even=True)
+    pieces = np.diff(first)
+    slot = np.where(pieces[row] > 1, 0, -1)
+    slot[slot == 0] = np.arange(np.count_nonzero(slot == 0))
+    start, length = bounds[:-1], np.diff(bounds)
+    # an empty chunk at the end of the order still names a triple that exists
+    start = np.minimum(start, max(2 * count - 1, 0))
+    entity_chunk = np.stack([start, length, row, slot], 1)
+    cut = np.flatnonzero(pieces > 1)
+
+    def ids(values: Array) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device)
+
+    return GpuPlan(
+        raw=torch.stack([plan.head, plan.tail, plan.forward, plan.inverse], 1),
+        triple=plan.triple,
+        relation_chunk=ids(chunk[np.argsort(chunk[:, 0] - chunk[:, 1], kind="stable")]),
+        relation_row=plan.relation_row,
+        relation_part=ids(part),
+        context=ids(np.stack([relation, tail, link, back], 1)),
+        entity_chunk=ids(entity_chunk[np.lexsort((-length, slot < 0))]),
+        cut_row=ids(cut),
+        cut_part=ids(np.concatenate([[0], np.cumsum(pieces[cut])])),
+        part_row=ids(row[slot >= 0]),
+    )
+
+
 def _distinct(relation: Array, entity: Array, num_entities: int, num_relations: int) -> Array:
     """How many distinct entities a relation has on one side, shape [R]."""
     pairs = np.unique(relation * num_entities + entity)
     return np.bincount(pairs // max(num_entities, 1), minlength=num_relations)
 
 
-def _cut(lengths: Array, longest: int) -> tuple[Array, Array, Array]:
+def cut_rows(lengths: Array, longest: int, *, even: bool = False) -> tuple[Array, Array, Array]:
     """Cut rows of these lengths into chunks: (a row's chunks [rows + 1], bounds [P + 1], row [P]).
 
-    Every row has at least one chunk, an empty one an empty chunk.
+    Every row has at least one chunk, an empty one an empty chunk. Chunks are full but for a row's last, or
+    as even as can be.
     """
     pieces = np.maximum(1, -(-lengths // longest))
     first = np.concatenate([[0], np.cumsum(pieces)])
     row = np.repeat(np.arange(len(lengths)), pieces)
     start = np.cumsum(lengths) - lengths
-    bounds = start[row] + (np.arange(len(row)) - first[row]) * longest
+    number = np.arange(len(row)) - first[row]
+    bounds = start[row] + (number * lengths[row] // pieces[row] if even else number * longest)
     return first, np.concatenate([bounds, [lengths.sum()]]), row

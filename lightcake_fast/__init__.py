@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from lightcake_fast.graph import ContextGraph
     from lightcake_fast.models import LightCAKE
     from lightcake_fast.ops import context_layer, context_weights
+    from lightcake_fast.segments import Segments, segment_softmax_aggregate
 
 __version__ = "0.1.0"
 
@@ -15,18 +16,22 @@ _PUBLIC = {
     "ContextGraph": "lightcake_fast.graph",
     "KnowledgeGraph": "lightcake_fast.data",
     "LightCAKE": "lightcake_fast.models",
+    "Segments": "lightcake_fast.segments",
     "context_layer": "lightcake_fast.ops",
     "context_weights": "lightcake_fast.ops",
     "load_dataset": "lightcake_fast.data",
+    "segment_softmax_aggregate": "lightcake_fast.segments",
 }
 __all__ = [
     "ContextGraph",
     "KnowledgeGraph",
     "LightCAKE",
+    "Segments",
     "__version__",
     "context_layer",
     "context_weights",
     "load_dataset",
+    "segment_softmax_aggregate",
 ]
 
 

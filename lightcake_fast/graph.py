@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightcake_fast.kernels.plan import Plan, build_plan
+from lightcake_fast.kernels.plan import GpuPlan, Plan, build_gpu_plan, build_plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +69,11 @@ class ContextGraph:
         """The same graph on another device."""
         plan = Plan(*(field.to(device) for field in self.plan))
         return ContextGraph(self.triples.to(device), self.num_entities, self.num_relations, plan)
+
+    @cached_property
+    def gpu_plan(self) -> GpuPlan:
+        """Index tensors of the Triton kernels, made on first use: do so before a CUDA graph is captured."""
+        return build_gpu_plan(self.plan)
 
     @cached_property
     def context_triples(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,12 +1,14 @@
 """The context layer as one differentiable op: the one place that chooses between the back ends."""
 
+import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.kernels.plan import Plan
+from lightcake_fast.kernels.plan import GpuPlan, Plan
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.reference.scores import SCORES
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("both", "entity", "relation")
 BACKENDS = ("auto", "triton", "numba", "reference")
+_HAS_TRITON = importlib.util.find_spec("triton") is not None
+_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "y", "on")
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -34,7 +38,7 @@ def context_layer(
     is. Under ``torch.autocast`` the layer runs in float32.
 
     Args:
-        entities: shape (N, d); float32 or float64, or a 16-bit type, which is computed in float32.
+        entities: shape (N, d); float32 or float64, or a 16-bit type, whose sums are float32.
         relations: shape (2R, d), same type; row r + R is the inverse of relation r.
         graph: the context, on the same device.
         score: "distmult" or "transe": psi, whose softmax weighs the triples.
@@ -43,6 +47,7 @@ def context_layer(
         mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
             inverse out. None leaves nothing out.
         backend: "auto" takes "numba" on the CPU and "triton" on a GPU; "reference" is plain PyTorch.
+            "triton" on the CPU needs its interpreter (TRITON_INTERPRET=1) and is for tests.
 
     Returns:
         New entities (N, d) and relations (2R, d), of the type given.
@@ -57,7 +62,7 @@ def context_layer(
         both_ways = None if mask is None else mask.repeat(2)
         x, y = reference.context_layer(entities, relations, graph.context_triples, both_ways, score, context)
         return x, y
-    x, y, *_ = _fused(entities, relations, graph, score, context, mask)
+    x, y, *_ = _fused(entities, relations, graph, score, context, mask, backend)
     return x.to(entities.dtype), y.to(relations.dtype)
 
 
@@ -94,7 +99,7 @@ def context_weights(
         if backend == "reference":
             both_ways = None if mask is None else mask.repeat(2)
             return reference.context_weights(entities, relations, graph.context_triples, both_ways, score)
-        _, _, s, lse_x, lse_y = _fused(entities, relations, graph, score, "both", mask)
+        _, _, s, lse_x, lse_y, *_ = _fused(entities, relations, graph, score, "both", mask, backend)
         heads, relation_ids, _ = graph.context_triples
         plan, given = graph.plan, torch.empty_like(s)
         given[plan.triple] = s[plan.forward]
@@ -141,13 +146,23 @@ def _checked(
     for name, tensor in (("relations", relations), ("graph", graph), ("mask", mask)):
         if tensor is not None and tensor.device != entities.device:
             raise ValueError(f"{name}: got device {tensor.device}, wanted the entities', {entities.device}")
-    device = entities.device.type
+    return _runnable(backend, entities.device.type)
+
+
+def _runnable(backend: str, device: str) -> str:
+    """The back end that "auto" stands for on a device, if it can run there."""
     if backend == "auto":
-        return "numba" if device == "cpu" else "reference"
+        backend = {"cpu": "numba", "cuda": "triton"}.get(device, "reference")
     if backend == "numba" and device != "cpu":
         raise InputError(f"backend: got 'numba' with tensors on {device}, wanted them on the cpu")
     if backend == "triton":
-        raise InputError("backend: got 'triton', which this version does not have yet; wanted another")
+        if not _HAS_TRITON:
+            raise InputError("backend: got 'triton', which is not installed; wanted it, or 'reference'")
+        if device != "cuda" and not (device == "cpu" and _INTERPRETED):
+            raise InputError(
+                f"backend: got 'triton' with tensors on {device}, wanted them on a GPU "
+                "(or on the cpu with TRITON_INTERPRET=1)"
+            )
     return backend
 
 
@@ -158,60 +173,123 @@ def _fused(
     score: str,
     context: str,
     mask: Tensor | None,
+    backend: str,
 ) -> list[Tensor]:
     x, y = entities.contiguous(), relations.contiguous()
-    if entities.dtype in _NARROW:
+    if backend == "numba" and entities.dtype in _NARROW:
         x, y = x.float(), y.float()
-    return _context_layer(x, y, list(graph.plan), mask, score, context)  # type: ignore[no-any-return]
+    plan = graph.plan if backend == "numba" else graph.gpu_plan
+    return _context_layer(x, y, list(plan), mask, score, context, backend)  # type: ignore[no-any-return]
 
 
 @torch.library.custom_op("lightcake_fast::context_layer", mutates_args=(), device_types="cpu")
 def _context_layer(
-    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str
+    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
 ) -> list[Tensor]:
+    if backend == "triton":
+        from lightcake_fast.kernels import gpu_forward
+
+        return gpu_forward.forward(x, y, GpuPlan(*plan), mask, score, context)
     from lightcake_fast.kernels import cpu_forward
 
     return list(cpu_forward.forward(x, y, Plan(*plan), mask, score, context))
 
 
+@_context_layer.register_kernel("cuda")
+def _(
+    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
+) -> list[Tensor]:
+    from lightcake_fast.kernels import gpu_forward
+
+    with torch.cuda.device(x.device):
+        return gpu_forward.forward(x, y, GpuPlan(*plan), mask, score, context)
+
+
 @_context_layer.register_fake
 def _(
-    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str
+    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
 ) -> list[Tensor]:
-    scores = x.new_empty(Plan(*plan).context_tail.shape[0])
-    return [torch.empty_like(x), torch.empty_like(y), scores, x.new_empty(len(x)), y.new_empty(len(y))]
+    real = torch.float32 if x.dtype in _NARROW else x.dtype
+    scores, lse_x, lse_y = (x.new_empty(n, dtype=real) for n in (2 * len(plan[0]), len(x), len(y)))
+    outputs = [torch.empty_like(x), torch.empty_like(y), scores, lse_x, lse_y]
+    if x.dtype in _NARROW:
+        outputs += [torch.empty_like(x, dtype=real), torch.empty_like(y, dtype=real)]
+    return outputs
 
 
 @torch.library.custom_op("lightcake_fast::context_layer_backward", mutates_args=(), device_types="cpu")
 def _context_layer_backward(
-    g: Tensor, q: Tensor, x: Tensor, y: Tensor, outputs: list[Tensor], plan: list[Tensor], score: str
+    g: Tensor,
+    q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    outputs: list[Tensor],
+    plan: list[Tensor],
+    score: str,
+    backend: str,
 ) -> list[Tensor]:
+    if backend == "triton":
+        return _backward_on_gpu(g, q, x, y, outputs, plan, score)
     from lightcake_fast.kernels import cpu_backward
 
     new_x, new_y, s, lse_x, lse_y = outputs
     return list(cpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, Plan(*plan), score))
 
 
+@_context_layer_backward.register_kernel("cuda")
+def _(
+    g: Tensor,
+    q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    outputs: list[Tensor],
+    plan: list[Tensor],
+    score: str,
+    backend: str,
+) -> list[Tensor]:
+    with torch.cuda.device(x.device):
+        return _backward_on_gpu(g, q, x, y, outputs, plan, score)
+
+
+def _backward_on_gpu(
+    g: Tensor, q: Tensor, x: Tensor, y: Tensor, outputs: list[Tensor], plan: list[Tensor], score: str
+) -> list[Tensor]:
+    from lightcake_fast.kernels import gpu_backward
+
+    new_x, new_y, s, lse_x, lse_y, *sums = outputs
+    return list(
+        gpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, GpuPlan(*plan), score, *sums)
+    )
+
+
 @_context_layer_backward.register_fake
 def _(
-    g: Tensor, q: Tensor, x: Tensor, y: Tensor, outputs: list[Tensor], plan: list[Tensor], score: str
+    g: Tensor,
+    q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    outputs: list[Tensor],
+    plan: list[Tensor],
+    score: str,
+    backend: str,
 ) -> list[Tensor]:
     return [torch.empty_like(x), torch.empty_like(y)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, y, plan, _, score, _ = inputs
+    x, y, plan, _, score, _, backend = inputs
     ctx.save_for_backward(x, y, *output, *plan)
-    ctx.score = score
+    ctx.outputs, ctx.score, ctx.backend = len(output), score, backend
 
 
 def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     x, y, *rest = ctx.saved_tensors
-    outputs, plan = rest[:5], rest[5:]
+    outputs, plan = rest[: ctx.outputs], rest[ctx.outputs :]
     g, q = gradients[0].contiguous(), gradients[1].contiguous()
-    grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, ctx.score)
-    return grad_x, grad_y, [None] * len(plan), None, None, None
+    grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, ctx.score, ctx.backend)
+    return grad_x, grad_y, [None] * len(plan), None, None, None, None
 
 
 _context_layer.register_autograd(_differentiate, setup_context=_save)
 _context_layer.register_autocast("cpu", torch.float32)
+_context_layer.register_autocast("cuda", torch.float32)

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test module
+
 MAX_THREADS = 4  # the tensors of tests are small: a wide pool costs more than it brings
 
 

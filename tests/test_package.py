@@ -19,6 +19,7 @@ MODULES = {
     for folder in (PACKAGE, PACKAGE / "kernels", PACKAGE / "reference")  # rglob does not enter links
     for path in folder.rglob("*.py")
 }
+OPERATORS = ("lightcake_fast.ops", "lightcake_fast.segments")
 BACK_ENDS = ("lightcake_fast.kernels", "lightcake_fast.reference")
 ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba's way to single instructions
 
@@ -28,6 +29,7 @@ LAYERS = {
     "lightcake_fast.kernels": 0,
     "lightcake_fast.reference": 0,
     "lightcake_fast.ops": 1,
+    "lightcake_fast.segments": 1,
     "lightcake_fast.graph": 2,
     "lightcake_fast.data": 2,
     "lightcake_fast.metrics": 2,
@@ -99,11 +101,11 @@ def test_imports_go_one_way(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", [name for name in IMPORTS if not name.startswith(BACK_ENDS)])
-def test_the_operator_alone_chooses_between_back_ends(module: str) -> None:
+def test_operators_alone_choose_between_back_ends(module: str) -> None:
     used = {name for name in IMPORTS[module] if name.startswith(BACK_ENDS)}
     if module == "lightcake_fast.graph":
         used.discard("lightcake_fast.kernels.plan")  # the order of work, built with the graph
-    if module != "lightcake_fast.ops":
+    if module not in OPERATORS:
         assert used == set()
 
 

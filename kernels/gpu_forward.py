@@ -1,0 +1,314 @@
+"""Forward of the context layer in Triton: relation pass, entity pass and merge, no E x d tensor.
+
+One warp a program: no barrier. Each address is written by one program, once, and every sum has a fixed
+order, so two runs agree in every bit.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.kernels.gpu_scores import SCORES
+from lightcake_fast.kernels.gpu_tiles import (
+    LN2,
+    LOG2E,
+    LOWEST,
+    fold_row,
+    load_row,
+    load_tile,
+    row_pointers,
+    scale_row,
+    store_folded_row,
+    store_row,
+    zero_row,
+)
+from lightcake_fast.kernels.plan import GpuPlan
+
+
+@triton.jit
+def relation_pass(
+    x_ptr, y_ptr, raw_ptr, triple_ptr, chunk_ptr, mask_ptr,
+    s_ptr, part_ptr, part_top_ptr, part_total_ptr, half,
+    phi_rel: tl.constexpr, phi_rel_back: tl.constexpr, psi_term: tl.constexpr, psi: tl.constexpr,
+    HAS_MASK: tl.constexpr, WITH_SUMS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Both scores of each raw triple, and each chunk's share of its two relation sums.
+
+    s(h, r, t) and s(t, r + R, h) go to their places in head order; with z = s - top, the chunk's sums are
+    ``sum 2^z phi_rel`` and ``sum 2^z``. Each of the BLOCK_E triples side by side keeps a maximum and sums of
+    its own, merged when the chunk ends. ``top`` need not be the maximum, only near it: it is raised, and the
+    sums scaled, when a score passes it by 2^16, so the scaling is all but never run.
+
+    Bytes a raw triple: rows e_h, e_t; 16 of ids, 8 of scores.
+    """
+    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    p = tl.program_id(0)
+    start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
+    row, slot = tl.load(chunk_ptr + 4 * p + 2), tl.load(chunk_ptr + 4 * p + 3)
+    lane = tl.arange(0, BLOCK_E)
+    rows = tl.zeros([BLOCK_E], tl.int32) + row
+    r = load_row(row_pointers(y_ptr, rows, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
+    r_back = load_row(row_pointers(y_ptr, rows + half, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
+    sum_a, sum_b = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC), zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
+    top_a, top_b = tl.full([BLOCK_E, 1], LOWEST, ACC), tl.full([BLOCK_E, 1], LOWEST, ACC)
+    total_a, total_b = tl.zeros([BLOCK_E, 1], ACC), tl.zeros([BLOCK_E, 1], ACC)
+    low = float("-inf")
+
+    place = tl.minimum(start + lane, end - 1)  # past the end the last triple is taken again, weightless
+    raw = raw_ptr + 4 * place.to(tl.int64)
+    head, tail, forward, inverse = tl.load(raw), tl.load(raw + 1), tl.load(raw + 2), tl.load(raw + 3)
+    for e in range(start, end, BLOCK_E):
+        h_ptr, t_ptr = (
+            row_pointers(x_ptr, head, WIDTH, BLOCK_D),
+            row_pointers(x_ptr, tail, WIDTH, BLOCK_D),
+        )
+        s_a_ptr, s_b_ptr, live = s_ptr + forward, s_ptr + inverse, e + lane < end
+        if HAS_MASK:
+            left_out = tl.load(mask_ptr + tl.load(triple_ptr + place)) != 0
+        # the next ids travel while this block's rows do
+        place = tl.minimum(e + BLOCK_E + lane, end - 1)
+        raw = raw_ptr + 4 * place.to(tl.int64)
+        head, tail, forward, inverse = tl.load(raw), tl.load(raw + 1), tl.load(raw + 2), tl.load(raw + 3)
+
+        term_a, term_b = tl.zeros([BLOCK_E, BLOCK_D], ACC), tl.zeros([BLOCK_E, BLOCK_D], ACC)
+        phi = ()
+        for k in tl.static_range(K):
+            h, t = load_tile(h_ptr, k, WIDTH, BLOCK_D, ACC), load_tile(t_ptr, k, WIDTH, BLOCK_D, ACC)
+            phi = phi + (phi_rel(h, t),)
+            term_a = psi_term(term_a, phi[k], r[k])
+            term_b = psi_term(term_b, phi_rel_back(phi[k]), r_back[k])
+        s_a, s_b = psi(tl.sum(term_a, 1)), psi(tl.sum(term_b, 1))
+        if HAS_MASK:
+            s_a, s_b = tl.where(left_out, low, s_a), tl.where(left_out, low, s_b)
+        tl.store(s_a_ptr, s_a, mask=live)
+        tl.store(s_b_ptr, s_b, mask=live)
+
+        if WITH_SUMS:
+            s_a = tl.where(live, s_a, low)[:, None]
+            s_b = tl.where(live, s_b, low)[:, None]
+            z_a, z_b = tl.fma(s_a, LOG2E, -top_a), tl.fma(s_b, LOG2E, -top_b)
+            if tl.max(tl.maximum(z_a, z_b)) > 16.0:
+                new_a, new_b = tl.maximum(top_a, s_a * LOG2E), tl.maximum(top_b, s_b * LOG2E)
+                factor_a, factor_b = tl.exp2(top_a - new_a), tl.exp2(top_b - new_b)
+                total_a, total_b = total_a * factor_a, total_b * factor_b
+                sum_a = scale_row(sum_a, factor_a, WIDTH, BLOCK_D)
+                sum_b = scale_row(sum_b, factor_b, WIDTH, BLOCK_D)
+                top_a, top_b = new_a, new_b
+                z_a, z_b = tl.fma(s_a, LOG2E, -top_a), tl.fma(s_b, LOG2E, -top_b)
+            w_a, w_b = tl.exp2(z_a), tl.exp2(z_b)
+            total_a, total_b = total_a + w_a, total_b + w_b
+            next_a, next_b = (), ()
+            for k in tl.static_range(K):
+                next_a = next_a + (tl.fma(w_a, phi[k], sum_a[k]),)
+                next_b = next_b + (tl.fma(w_b, phi_rel_back(phi[k]), sum_b[k]),)
+            sum_a, sum_b = next_a, next_b
+
+    if WITH_SUMS:
+        chunk_top_a, chunk_top_b = tl.max(top_a), tl.max(top_b)
+        factor_a, factor_b = tl.exp2(top_a - chunk_top_a), tl.exp2(top_b - chunk_top_b)
+        sum_a = fold_row(scale_row(sum_a, factor_a, WIDTH, BLOCK_D), BLOCK_E, WIDTH, BLOCK_D)
+        sum_b = fold_row(scale_row(sum_b, factor_b, WIDTH, BLOCK_D), BLOCK_E, WIDTH, BLOCK_D)
+        part_a_ptr = part_ptr + slot.to(tl.int64) * WIDTH
+        part_b_ptr = part_a_ptr + tl.num_programs(0).to(tl.int64) * WIDTH
+        store_folded_row(part_a_ptr, sum_a, BLOCK_E, WIDTH, BLOCK_D)
+        store_folded_row(part_b_ptr, sum_b, BLOCK_E, WIDTH, BLOCK_D)
+        slot_b = slot + tl.num_programs(0)
+        tl.store(part_top_ptr + slot, chunk_top_a)
+        tl.store(part_top_ptr + slot_b, chunk_top_b)
+        tl.store(part_total_ptr + slot, tl.sum(total_a * factor_a))
+        tl.store(part_total_ptr + slot_b, tl.sum(total_b * factor_b))
+
+
+@triton.jit
+def entity_pass(
+    x_ptr, y_ptr, context_ptr, chunk_ptr, s_ptr,
+    out_ptr, sum_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr, chunks,
+    phi_ent: tl.constexpr, HAS_SUM: tl.constexpr, BLOCK_S: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The weighted sum over each head's context: from stored scores, without a dot product.
+
+    ``e_h' = e_h + sum alpha phi_ent(e_r, e_t)``. A program takes BLOCK_E chunks of nearly equal length, one
+    triple of each at a time: short rows share prologue and epilogue, and nothing is summed across lanes.
+
+    Bytes a context triple: row e_t (and e_r, from the cache); 16 of ids, 8 of scores. A chunk: its own row,
+    its result.
+    """
+    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    q0 = tl.program_id(0) * BLOCK_E
+    q = q0 + tl.arange(0, BLOCK_E)
+    chunk = chunk_ptr + 4 * tl.minimum(q, chunks - 1)
+    start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    longest = tl.load(chunk_ptr + 4 * q0 + 1)  # the program's first chunk is its longest
+    last = tl.maximum(length - 1, 0)
+
+    top = tl.full([BLOCK_E, BLOCK_S], float("-inf"), ACC)
+    for k in range(0, longest, BLOCK_S):
+        step = k + tl.arange(0, BLOCK_S)
+        s = tl.load(
+            s_ptr + start[:, None] + step[None, :],
+            mask=step[None, :] < length[:, None],
+            other=float("-inf"),
+        )
+        top = tl.maximum(top, s)
+    top = tl.maximum(tl.max(top, 1), LOWEST)[:, None] * LOG2E
+
+    acc = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
+    total = tl.zeros([BLOCK_E, 1], ACC)
+    context = context_ptr + 4 * start.to(tl.int64)
+    relation, tail, s = tl.load(context), tl.load(context + 1), tl.load(s_ptr + start)
+    for k in range(longest):
+        r_ptr = row_pointers(y_ptr, relation, WIDTH, BLOCK_D)
+        t_ptr = row_pointers(x_ptr, tail, WIDTH, BLOCK_D)
+        w = tl.exp2(tl.fma(tl.where(k < length, s, float("-inf"))[:, None], LOG2E, -top))
+        total += w
+        place = start + tl.minimum(k + 1, last)
+        context = context_ptr + 4 * place.to(tl.int64)
+        relation, tail, s = tl.load(context), tl.load(context + 1), tl.load(s_ptr + place)
+        new = ()
+        for k_d in tl.static_range(K):
+            r, t = load_tile(r_ptr, k_d, WIDTH, BLOCK_D, ACC), load_tile(t_ptr, k_d, WIDTH, BLOCK_D, ACC)
+            new = new + (tl.fma(w, phi_ent(r, t), acc[k_d]),)
+        acc = new
+
+    live = (q < chunks)[:, None]
+    cut = (slot >= 0)[:, None]
+    if tl.load(chunk_ptr + 4 * q0 + 3) >= 0:  # chunks of cut rows come first
+        store_row(
+            row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D), acc, live & cut, WIDTH, BLOCK_D
+        )
+        tl.store(part_top_ptr + slot[:, None], top, mask=live & cut)
+        tl.store(part_total_ptr + slot[:, None], total, mask=live & cut)
+    factor = tl.where(total > 0, 1.0 / total, 0.0)
+    acc = scale_row(acc, factor, WIDTH, BLOCK_D)
+    if HAS_SUM:
+        store_row(row_pointers(sum_ptr, row, WIDTH, BLOCK_D), acc, live & ~cut, WIDTH, BLOCK_D)
+    own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
+    new = ()
+    for k_d in tl.static_range(K):
+        new = new + (own[k_d] + acc[k_d],)
+    store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), new, live & ~cut, WIDTH, BLOCK_D)
+    lse = tl.where(total > 0, (top + tl.log2(total)) * LN2, float("inf"))
+    tl.store(lse_ptr + row[:, None], lse, mask=live & ~cut)
+
+
+@triton.jit
+def merge_pass(
+    rows_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr, out_ptr, sum_ptr, lse_ptr,
+    HAS_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """Rows cut into chunks from their parts, in the order of the chunks: a block of columns a program.
+
+    Bytes a part: its row.
+    """
+    n = tl.program_id(0)
+    row = tl.load(row_ptr + n).to(tl.int64)
+    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
+    column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = (column < WIDTH)[None, :]
+    low = float("-inf")
+
+    top = tl.full([BLOCK_P], LOWEST, ACC)
+    for p in range(first, end, BLOCK_P):
+        part = p + tl.arange(0, BLOCK_P)
+        top = tl.maximum(top, tl.load(part_top_ptr + part, mask=part < end, other=low))
+    row_top = tl.max(top)
+
+    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    total = tl.zeros([BLOCK_P], ACC)
+    for p in range(first, end, BLOCK_P):
+        part = p + tl.arange(0, BLOCK_P)
+        live = part < end
+        factor = tl.exp2(tl.load(part_top_ptr + part, mask=live, other=low) - row_top)
+        total += factor * tl.load(part_total_ptr + part, mask=live, other=0.0)
+        tile_ptr = part_ptr + part.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        acc += factor[:, None] * tl.load(tile_ptr, mask=live[:, None] & inside, other=0.0)
+    row_total = tl.sum(total)
+    update = tl.sum(acc, 0)[None, :] * tl.where(row_total > 0, 1.0 / row_total, 0.0)
+    place = row * WIDTH + column[None, :]
+    if HAS_SUM:
+        tl.store(sum_ptr + place, update, mask=inside)
+    own = tl.load(rows_ptr + place, mask=inside, other=0.0).to(ACC)
+    tl.store(out_ptr + place, (own + update).to(out_ptr.dtype.element_ty), mask=inside)
+    lse = tl.where(row_total > 0, (row_top + tl.log2(row_total)) * LN2, float("inf"))
+    tl.store(lse_ptr + row, lse, mask=tl.program_id(1) == 0)
+
+
+def forward(
+    x: Tensor, y: Tensor, plan: GpuPlan, mask: Tensor | None, score: str, context: str
+) -> list[Tensor]:
+    """The layer on contiguous rows x [N, d] and y [2R, d] of one device.
+
+    Returns:
+        New x and y; the scores [E] in head order, -inf where masked; each row's log-sum-exp, [N] and
+        [2R], +inf for a row without a live triple or outside the context, so that exp(s - lse) is the
+        weight everywhere. With 16-bit rows also what was added to x and y, in float32: the backward
+        cannot have it from rounded rows.
+    """
+    block, width = SCORES[score], x.shape[1]
+    chunks, slots = len(plan.relation_chunk), len(plan.part_row)
+    with_entities, with_relations = context != "relation", context != "entity"
+    real = gpu_launch.sum_type(x.dtype)
+    narrow = gpu_launch.is_narrow(x.dtype)
+    new_x, new_y = x.clone(), y.clone()
+    s = x.new_empty(len(plan.context), dtype=real)
+    lse_x, lse_y = (rows.new_full((len(rows),), torch.inf, dtype=real) for rows in (x, y))
+    sums = [torch.zeros_like(rows, dtype=real) for rows in (x, y)] if narrow else [s, s]
+    if chunks == 0 or width == 0:
+        return [new_x, new_y, s, lse_x, lse_y, *sums[: 2 * narrow]]
+
+    part, top, total = _parts(x, 2 * chunks if with_relations else 0)
+    relation_pass[(chunks,)](
+        x_ptr=x, y_ptr=y, raw_ptr=plan.raw, triple_ptr=plan.triple, chunk_ptr=plan.relation_chunk,
+        mask_ptr=s if mask is None else mask, s_ptr=s, part_ptr=part, part_top_ptr=top,
+        part_total_ptr=total, half=len(y) // 2,
+        phi_rel=block.phi_rel, phi_rel_back=block.phi_rel_back, psi_term=block.psi_term, psi=block.psi,
+        HAS_MASK=mask is not None, WITH_SUMS=with_relations,
+        **gpu_launch.row_shape("forward.relation_pass", width, x.dtype),
+    )  # fmt: skip
+    if with_relations:
+        _merge(y, plan.relation_row, plan.relation_part, (part, top, total), new_y, sums[1], lse_y, True)
+    if with_entities:
+        part, top, total = _parts(x, slots)
+        shape = gpu_launch.row_shape("forward.entity_pass", width, x.dtype)
+        entity_pass[(triton.cdiv(len(plan.entity_chunk), shape["BLOCK_E"]),)](
+            x_ptr=x, y_ptr=y, context_ptr=plan.context, chunk_ptr=plan.entity_chunk, s_ptr=s,
+            out_ptr=new_x, sum_ptr=sums[0], lse_ptr=lse_x, part_ptr=part, part_top_ptr=top,
+            part_total_ptr=total, chunks=len(plan.entity_chunk),
+            phi_ent=block.phi_ent, HAS_SUM=narrow, BLOCK_S=8, **shape,
+        )  # fmt: skip
+        if slots:
+            _merge(x, plan.cut_row, plan.cut_part, (part, top, total), new_x, sums[0], lse_x, False)
+    return [new_x, new_y, s, lse_x, lse_y, *sums[: 2 * narrow]]
+
+
+def _parts(x: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the sums, maxima and totals of chunks."""
+    real = gpu_launch.sum_type(x.dtype)
+    return (
+        x.new_empty(slots, x.shape[1], dtype=real),
+        x.new_empty(slots, dtype=real),
+        x.new_empty(slots, dtype=real),
+    )
+
+
+def _merge(
+    rows: Tensor,
+    row: Tensor,
+    bound: Tensor,
+    parts: tuple[Tensor, Tensor, Tensor],
+    out: Tensor,
+    sums: Tensor,
+    lse: Tensor,
+    long_rows: bool,
+) -> None:
+    shape = gpu_launch.merge_shape(long_rows, rows.shape[1], rows.dtype)
+    merge_pass[(len(row), triton.cdiv(rows.shape[1], shape["BLOCK_C"]))](
+        rows_ptr=rows, row_ptr=row, bound_ptr=bound, part_ptr=parts[0], part_top_ptr=parts[1],
+        part_total_ptr=parts[2], out_ptr=out, sum_ptr=sums, lse_ptr=lse,
+        HAS_SUM=gpu_launch.is_narrow(rows.dtype), **shape,
+    )  # fmt: skip

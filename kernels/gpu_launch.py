@@ -1,0 +1,77 @@
+"""Launch shapes of the Triton kernels, in one place: rows side by side, columns of a tile, warps.
+
+Shipped by kernel, width, type and target; never by the graph's size.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import driver
+
+# Numbers of a row tile in each lane: more of them share loads of ids, softmax and loop, fewer leave
+# registers for more warps. One warp to a program while its rows fit, so that no barrier is needed.
+_LANE_VALUES = {
+    "forward.relation_pass": 32,
+    "forward.entity_pass": 32,
+    "backward.product_pass": 32,
+    "backward.relation_pass": 16,
+    "backward.entity_pass": 32,
+}
+_MOST_ROWS = 16
+_LOAD_BYTES = 16
+# Triton 3.10 turns fused multiply-adds off unless asked; loops are pipelined by hand, over ids alone
+OPTIONS: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True}
+
+
+def row_shape(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Launch arguments of a kernel over rows of this width and type: block sizes, warps, options."""
+    lanes, padded = warp_size(), triton.next_power_of_2(width)
+    values = _LANE_VALUES[kernel] * lanes
+    rows = min(max(values // padded, 1), _MOST_ROWS)
+    warps = min(max(padded // values, 1), 16)
+    columns = max(_LOAD_BYTES // dtype.itemsize * lanes * warps // rows, 1)
+    return {
+        "WIDTH": width,
+        "BLOCK_E": rows,
+        "BLOCK_D": min(padded, columns),
+        "ACC": accumulator(dtype),
+        "num_warps": warps,
+        **OPTIONS,
+    }
+
+
+def merge_shape(long_rows: bool, width: int, dtype: torch.dtype) -> dict[str, Any]:
+    """Launch arguments of the merges: few rows of many parts (relations), or many of few (entities)."""
+    parts, columns = (32, 16) if long_rows else (4, 256)
+    return {
+        "WIDTH": width,
+        "BLOCK_P": parts,
+        "BLOCK_C": min(triton.next_power_of_2(width), columns),
+        "ACC": accumulator(dtype),
+        "num_warps": 1,
+        **OPTIONS,
+    }
+
+
+def accumulator(dtype: torch.dtype) -> Any:
+    """Triton's type of the sums over rows of this type."""
+    return tl.float64 if dtype == torch.float64 else tl.float32
+
+
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """PyTorch's type of the sums over rows of this type."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def is_narrow(dtype: torch.dtype) -> bool:
+    """Whether rows of this type are rounded when stored, so that their sums are kept as well."""
+    return dtype.itemsize < 4
+
+
+def warp_size() -> int:
+    """Lanes of a warp on the device that kernels are launched on."""
+    if triton.knobs.runtime.interpret:
+        return 32
+    return int(driver.active.get_current_target().warp_size)

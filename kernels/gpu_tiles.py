@@ -1,0 +1,111 @@
+"""What the Triton kernels share: rows of d numbers as tuples of tiles, one tile a BLOCK_D columns.
+
+A tile has shape (BLOCK_E, BLOCK_D): BLOCK_E rows side by side in one warp. With BLOCK_D no wider than the
+16 bytes a lane loads times the lanes of a row, a row's dot product is a fused multiply-add a tile, in
+registers, and then one short shuffle tree for all BLOCK_E rows together. Tiles rather than one tensor of
+three dimensions: its reductions compile to a multiply and an add, and its width must be a power of two.
+"""
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LN2 = tl.constexpr(0.6931471805599453)
+LOWEST = tl.constexpr(
+    -1e38
+)  # a running maximum before the first live score: finite, so that -inf - top is -inf
+
+
+@triton.jit
+def row_pointers(ptr, row, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Pointers (BLOCK_E, BLOCK_D) to the first tile of these rows; the products are 64 bits wide."""
+    return ptr + row.to(tl.int64)[:, None] * WIDTH + tl.arange(0, BLOCK_D)[None, :]
+
+
+@triton.jit
+def load_tile(ptr, k: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
+    """Tile k of rows, in the type of the sums; columns past the width are zero."""
+    if (k + 1) * BLOCK_D <= WIDTH:
+        tile = tl.load(ptr + k * BLOCK_D)
+    else:
+        inside = k * BLOCK_D + tl.arange(0, BLOCK_D) < WIDTH
+        tile = tl.load(ptr + k * BLOCK_D, mask=inside[None, :], other=0.0)
+    return tile.to(ACC)
+
+
+@triton.jit
+def load_row(ptr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
+    """All tiles of rows."""
+    row = ()
+    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+        row = row + (load_tile(ptr, k, WIDTH, BLOCK_D, ACC),)
+    return row
+
+
+@triton.jit
+def store_row(ptr, row, live, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write the tiles of those rows whose ``live`` (BLOCK_E, 1) is true."""
+    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+        tile = row[k].to(ptr.dtype.element_ty)
+        if (k + 1) * BLOCK_D <= WIDTH:
+            tl.store(ptr + k * BLOCK_D, tile, mask=live)
+        else:
+            inside = k * BLOCK_D + tl.arange(0, BLOCK_D) < WIDTH
+            tl.store(ptr + k * BLOCK_D, tile, mask=live & inside[None, :])
+
+
+@triton.jit
+def zero_row(BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
+    """Tiles of zeros."""
+    row = ()
+    for _ in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+        row = row + (tl.zeros([BLOCK_E, BLOCK_D], ACC),)
+    return row
+
+
+@triton.jit
+def scale_row(row, factor, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Each row times its factor (BLOCK_E, 1)."""
+    scaled = ()
+    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+        scaled = scaled + (row[k] * factor,)
+    return scaled
+
+
+@triton.jit
+def add_scaled_row(row, factor, other, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """``row + factor * other``, the factor of shape (BLOCK_E, 1)."""
+    added = ()
+    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+        added = added + (tl.fma(other[k], factor, row[k]),)
+    return added
+
+
+@triton.jit
+def fold_row(row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The sum of the BLOCK_E rows that lie side by side, in the place of each of them.
+
+    Rows that are equal keep the shape (BLOCK_E, BLOCK_D) everywhere: tiles (1, BLOCK_D) would be loaded and
+    stored in a layout of their own, at the price of conversions through shared memory.
+    """
+    folded = ()
+    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+        folded = folded + (tl.sum(row[k], 0)[None, :].broadcast_to(BLOCK_E, BLOCK_D),)
+    return folded
+
+
+@triton.jit
+def store_folded_row(ptr, row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write one row that ``fold_row`` put in BLOCK_E places: each place stores tiles of its own."""
+    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    lane, inside_tile = tl.arange(0, BLOCK_E)[:, None], tl.arange(0, BLOCK_D)[None, :]
+    for m in tl.static_range(0, K, BLOCK_E):
+        tile = row[m]
+        for j in tl.static_range(1, BLOCK_E):
+            if m + j < K:
+                tile = tl.where(lane == j, row[m + j], tile)
+        column = (m + lane) * BLOCK_D + inside_tile
+        if (m + BLOCK_E) * BLOCK_D <= WIDTH:
+            tl.store(ptr + column, tile)
+        else:
+            tl.store(ptr + column, tile, mask=column < WIDTH)

@@ -1,0 +1,264 @@
+"""The general segment op in Triton: softmax over segments times gathered rows, and its gradients.
+
+    out_m = sum w_e v_i(e)      w = softmax of s over the segment
+    ds_e  = w_e (<g_m, v_i(e)> - D_m)      D_m = <g_m, out_m>
+    dv_i  = sum w_e g_m(e) over the entries that gather row i
+
+A program takes BLOCK_E chunks of nearly equal length and one entry of each at a time: short segments share
+prologue and epilogue. Each address is written by one program, once; no E x d tensor, no atomics.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.kernels.gpu_tiles import (
+    LN2,
+    LOG2E,
+    LOWEST,
+    load_row,
+    load_tile,
+    row_pointers,
+    scale_row,
+    store_row,
+    zero_row,
+)
+from lightcake_fast.kernels.segment_plan import SegmentPlan
+
+
+@triton.jit
+def softmax_pass(
+    s_ptr, values_ptr, index_ptr, chunk_ptr, out_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr,
+    chunks, BLOCK_S: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """``out_m = sum w_e v_i(e)``, by a softmax whose weights are never stored.
+
+    Bytes an entry: its row; 4 of index, 8 of scores. A chunk: its result.
+    """
+    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    n0 = tl.program_id(0) * BLOCK_E
+    n = n0 + tl.arange(0, BLOCK_E)
+    chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
+    start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    longest = tl.load(chunk_ptr + 4 * n0 + 1)  # the program's first chunk is its longest
+    last = tl.maximum(length - 1, 0)
+
+    top = tl.full([BLOCK_E, BLOCK_S], float("-inf"), ACC)
+    for k in range(0, longest, BLOCK_S):
+        step = k + tl.arange(0, BLOCK_S)[None, :]
+        s = tl.load(s_ptr + start[:, None] + step, mask=step < length[:, None], other=float("-inf"))
+        top = tl.maximum(top, s)
+    top = tl.maximum(tl.max(top, 1), LOWEST)[:, None] * LOG2E
+
+    acc = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
+    total = tl.zeros([BLOCK_E, 1], ACC)
+    index, s = tl.load(index_ptr + start), tl.load(s_ptr + start)
+    for k in range(longest):
+        v_ptr = row_pointers(values_ptr, index, WIDTH, BLOCK_D)
+        w = tl.exp2(tl.fma(tl.where(k < length, s, float("-inf"))[:, None], LOG2E, -top))
+        total += w
+        # the next index travels while this entry's row does
+        place = start + tl.minimum(k + 1, last)
+        index, s = tl.load(index_ptr + place), tl.load(s_ptr + place)
+        new = ()
+        for k_d in tl.static_range(K):
+            new = new + (tl.fma(w, load_tile(v_ptr, k_d, WIDTH, BLOCK_D, ACC), acc[k_d]),)
+        acc = new
+
+    live, cut = (n < chunks)[:, None], (slot >= 0)[:, None]
+    if tl.max(slot, 0) >= 0:
+        part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
+        store_row(part, acc, live & cut, WIDTH, BLOCK_D)
+        tl.store(part_top_ptr + slot[:, None], top, mask=live & cut)
+        tl.store(part_total_ptr + slot[:, None], total, mask=live & cut)
+    acc = scale_row(acc, tl.where(total > 0, 1.0 / total, 0.0), WIDTH, BLOCK_D)
+    store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live & ~cut, WIDTH, BLOCK_D)
+    lse = tl.where(total > 0, (top + tl.log2(total)) * LN2, float("inf"))
+    tl.store(lse_ptr + row[:, None], lse, mask=live & ~cut)
+
+
+@triton.jit
+def merge_pass(
+    row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr, out_ptr, lse_ptr,
+    WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Cut segments from their parts, in the order of the chunks: a block of columns a program.
+
+    Bytes a part: its row.
+    """
+    n = tl.program_id(0)
+    row = tl.load(row_ptr + n).to(tl.int64)
+    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
+    column = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    inside = column < WIDTH
+    low = float("-inf")
+
+    top = tl.full([BLOCK_P], LOWEST, ACC)
+    for p in range(first, end, BLOCK_P):
+        part = p + tl.arange(0, BLOCK_P)
+        top = tl.maximum(top, tl.load(part_top_ptr + part, mask=part < end, other=low))
+    row_top = tl.max(top)
+
+    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    total = tl.zeros([BLOCK_P], ACC)
+    for p in range(first, end, BLOCK_P):
+        part = p + tl.arange(0, BLOCK_P)
+        live = part < end
+        factor = tl.exp2(tl.load(part_top_ptr + part, mask=live, other=low) - row_top)
+        total += factor * tl.load(part_total_ptr + part, mask=live, other=0.0)
+        tile_ptr = part_ptr + part.to(tl.int64)[:, None] * WIDTH + column
+        acc += factor[:, None] * tl.load(tile_ptr, mask=live[:, None] & inside, other=0.0)
+    row_total = tl.sum(total)
+    merged = tl.sum(acc, 0)[None, :] * tl.where(row_total > 0, 1.0 / row_total, 0.0)
+    tl.store(out_ptr + row * WIDTH + column, merged, mask=inside)
+    lse = tl.where(row_total > 0, (row_top + tl.log2(row_total)) * LN2, float("inf"))
+    tl.store(lse_ptr + row, lse, mask=tl.program_id(1) == 0)
+
+
+@triton.jit
+def slope_pass(
+    g_ptr, s_ptr, lse_ptr, out_ptr, values_ptr, index_ptr, chunk_ptr, w_ptr, slope_ptr, chunks,
+    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """w_e, and ``ds_e = w_e (<g_m, v_i(e)> - <g_m, out_m>)``.
+
+    Bytes an entry: its row; 4 of index, 4 of scores, 8 of results. A chunk: rows g and out.
+    """
+    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    n0 = tl.program_id(0) * BLOCK_E
+    n = n0 + tl.arange(0, BLOCK_E)
+    chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
+    start, length, row = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
+    length = tl.where(n < chunks, length, 0)
+    longest = tl.load(chunk_ptr + 4 * n0 + 1)
+    last = tl.maximum(length - 1, 0)
+    lse = tl.load(lse_ptr + row)
+    g = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
+    sums = row_pointers(out_ptr, row, WIDTH, BLOCK_D)
+    term = tl.zeros([BLOCK_E, BLOCK_D], ACC)
+    for k_d in tl.static_range(K):
+        term = tl.fma(g[k_d], load_tile(sums, k_d, WIDTH, BLOCK_D, ACC), term)
+    product = tl.sum(term, 1)
+
+    index, s = tl.load(index_ptr + start), tl.load(s_ptr + start)
+    for k in range(longest):
+        v_ptr = row_pointers(values_ptr, index, WIDTH, BLOCK_D)
+        w = tl.exp2((s - lse) * LOG2E)
+        place = start + tl.minimum(k + 1, last)
+        index, s = tl.load(index_ptr + place), tl.load(s_ptr + place)
+        term = tl.zeros([BLOCK_E, BLOCK_D], ACC)
+        for k_d in tl.static_range(K):
+            term = tl.fma(g[k_d], load_tile(v_ptr, k_d, WIDTH, BLOCK_D, ACC), term)
+        slope = w * (tl.sum(term, 1) - product)
+        tl.store(w_ptr + start + k, w, mask=k < length)
+        tl.store(slope_ptr + start + k, slope, mask=k < length)
+
+
+@triton.jit
+def gather_pass(
+    g_ptr, w_ptr, entry_ptr, segment_ptr, chunk_ptr, out_ptr, part_ptr, chunks,
+    WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """``dv_i = sum w_e g_m(e)`` over the entries that gather row i, in the order by index.
+
+    Bytes an entry: row g of its segment; 8 of ids, 4 of weights. A chunk: its result.
+    """
+    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    n0 = tl.program_id(0) * BLOCK_E
+    n = n0 + tl.arange(0, BLOCK_E)
+    chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
+    start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    longest = tl.load(chunk_ptr + 4 * n0 + 1)
+    last = tl.maximum(length - 1, 0)
+
+    acc = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
+    segment, entry = tl.load(segment_ptr + start), tl.load(entry_ptr + start)
+    for k in range(longest):
+        m_ptr = row_pointers(g_ptr, segment, WIDTH, BLOCK_D)
+        w = tl.where(k < length, tl.load(w_ptr + entry), 0.0)[:, None]
+        place = start + tl.minimum(k + 1, last)
+        segment, entry = tl.load(segment_ptr + place), tl.load(entry_ptr + place)
+        new = ()
+        for k_d in tl.static_range(K):
+            new = new + (tl.fma(w, load_tile(m_ptr, k_d, WIDTH, BLOCK_D, ACC), acc[k_d]),)
+        acc = new
+
+    live, cut = (n < chunks)[:, None], (slot >= 0)[:, None]
+    if tl.max(slot, 0) >= 0:
+        part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
+        store_row(part, acc, live & cut, WIDTH, BLOCK_D)
+    store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live & ~cut, WIDTH, BLOCK_D)
+
+
+@triton.jit
+def sum_pass(
+    row_ptr, bound_ptr, part_ptr, out_ptr,
+    WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """The gradient dv of cut rows from their parts, in the order of the chunks: a block of columns a program.
+
+    Bytes a part: its row.
+    """
+    n = tl.program_id(0)
+    place = tl.load(row_ptr + n).to(tl.int64) * WIDTH
+    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
+    column = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    inside = column < WIDTH
+    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    for p in range(first, end, BLOCK_P):
+        part = (p + tl.arange(0, BLOCK_P)).to(tl.int64)[:, None]
+        acc += tl.load(part_ptr + part * WIDTH + column, mask=(part < end) & inside, other=0.0)
+    total = tl.sum(acc, 0)[None, :].to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + place + column, total, mask=inside)
+
+
+def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> tuple[Tensor, Tensor]:
+    """The sums [M, d] and the log-sum-exps [M], +inf for a segment without a live entry.
+
+    Scores and results are of the type of the sums: float32 for 16-bit values.
+    """
+    width, chunks, slots = values.shape[1], len(plan.chunk), len(plan.part_row)
+    real = gpu_launch.sum_type(values.dtype)
+    out, lse = values.new_empty(num_segments, width, dtype=real), s.new_empty(num_segments)
+    part, top, total = (s.new_empty(slots, *shape) for shape in ((width,), (), ()))
+    shape = gpu_launch.row_shape("forward.entity_pass", width, values.dtype)
+    softmax_pass[(triton.cdiv(chunks, shape["BLOCK_E"]),)](
+        s_ptr=s, values_ptr=values, index_ptr=plan.index, chunk_ptr=plan.chunk, out_ptr=out, lse_ptr=lse,
+        part_ptr=part, part_top_ptr=top, part_total_ptr=total, chunks=chunks, BLOCK_S=8, **shape,
+    )  # fmt: skip
+    if slots:
+        shape = gpu_launch.merge_shape(False, width, values.dtype)
+        merge_pass[(len(plan.cut_row), triton.cdiv(width, shape["BLOCK_C"]))](
+            row_ptr=plan.cut_row, bound_ptr=plan.cut_part, part_ptr=part, part_top_ptr=top,
+            part_total_ptr=total, out_ptr=out, lse_ptr=lse, **shape,
+        )  # fmt: skip
+    return out, lse
+
+
+def backward(
+    g: Tensor, s: Tensor, values: Tensor, out: Tensor, lse: Tensor, plan: SegmentPlan
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients ds [E] from the sums alone, dv [N, d] and the weights [E]; g is of the values' type."""
+    width, chunks, index_chunks = values.shape[1], len(plan.chunk), len(plan.index_chunk)
+    w, slope, grad_values = torch.empty_like(s), torch.empty_like(s), torch.empty_like(values)
+    shape = gpu_launch.row_shape("forward.entity_pass", width, values.dtype)
+    slope_pass[(triton.cdiv(chunks, shape["BLOCK_E"]),)](
+        g_ptr=g, s_ptr=s, lse_ptr=lse, out_ptr=out, values_ptr=values, index_ptr=plan.index,
+        chunk_ptr=plan.chunk, w_ptr=w, slope_ptr=slope, chunks=chunks, **shape,
+    )  # fmt: skip
+    slots = len(plan.index_part_row)
+    part = s.new_empty(slots, width)
+    gather_pass[(triton.cdiv(index_chunks, shape["BLOCK_E"]),)](
+        g_ptr=g, w_ptr=w, entry_ptr=plan.entry, segment_ptr=plan.entry_segment, chunk_ptr=plan.index_chunk,
+        out_ptr=grad_values, part_ptr=part, chunks=index_chunks, **shape,
+    )  # fmt: skip
+    if slots:
+        shape = gpu_launch.merge_shape(False, width, values.dtype)
+        sum_pass[(len(plan.index_cut_row), triton.cdiv(width, shape["BLOCK_C"]))](
+            row_ptr=plan.index_cut_row, bound_ptr=plan.index_cut_part, part_ptr=part, out_ptr=grad_values,
+            **shape,
+        )  # fmt: skip
+    return slope, grad_values, w

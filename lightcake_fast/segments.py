@@ -1,0 +1,265 @@
+"""Softmax over the segments of a CSR times gathered rows: the layer's core, for scores of one's own."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from lightcake_fast.kernels.segment_plan import SegmentPlan, build_segment_plan
+from lightcake_fast.ops import BACKENDS, _runnable
+from lightcake_fast.reference import segments as reference
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """M segments of entries, each entry naming one of N rows, on one device; made once, used often.
+
+    Attributes:
+        num_segments: M.
+        num_values: N, the rows that entries name.
+        plan: index tensors of the fused passes, with the order sorted by row for the gradient.
+    """
+
+    num_segments: int
+    num_values: int
+    plan: SegmentPlan
+
+    @classmethod
+    def from_csr(cls, indptr: Tensor, index: Tensor, num_values: int) -> "Segments":
+        """Sort and cut a CSR; the segments lie on the device of ``index``.
+
+        Args:
+            indptr: int64 of shape (M + 1,): segment m holds the entries indptr[m] to indptr[m + 1].
+            index: int64 of shape (E,): the row that each entry names, repeats allowed.
+            num_values: N, above every index.
+
+        Raises:
+            ValueError: if a shape or type is wrong, the bounds do not rise from 0 to E, an index is out of
+                range or E is 2^31 or more.
+        """
+        for name, tensor in (("indptr", indptr), ("index", index)):
+            if tensor.dtype != torch.int64 or tensor.ndim != 1:
+                raise ValueError(f"{name}: got {tensor.dtype} {tuple(tensor.shape)}, wanted torch.int64 (n,)")
+        if len(index) >= 2**31:
+            raise ValueError(f"index: got {len(index)} entries, wanted fewer than 2^31")
+        bounds, rows = indptr.numpy(force=True), index.numpy(force=True)
+        if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(rows) or (bounds[1:] < bounds[:-1]).any():
+            raise ValueError(f"indptr: wanted bounds that rise from 0 to the {len(rows)} entries of index")
+        if len(rows) and not 0 <= rows.min() <= rows.max() < num_values:
+            raise ValueError(f"index: got {rows.min()} to {rows.max()}, wanted 0 to {num_values - 1}")
+        segments = cls(len(bounds) - 1, num_values, build_segment_plan(bounds, rows, num_values))
+        return segments.to(index.device)
+
+    @property
+    def num_entries(self) -> int:
+        """E, the entries of all segments."""
+        return len(self.plan.index)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the segments lie."""
+        return self.plan.index.device
+
+    def to(self, device: torch.device | str) -> "Segments":
+        """The same segments on another device."""
+        plan = SegmentPlan(*(field.to(device) for field in self.plan))
+        return Segments(self.num_segments, self.num_values, plan)
+
+
+@overload
+def segment_softmax_aggregate(
+    scores: Tensor,
+    values: Tensor,
+    segments: Segments,
+    mask: Tensor | None = None,
+    return_weights: Literal[False] = False,
+    *,
+    backend: str = "auto",
+) -> Tensor: ...
+
+
+@overload
+def segment_softmax_aggregate(
+    scores: Tensor,
+    values: Tensor,
+    segments: Segments,
+    mask: Tensor | None = None,
+    *,
+    return_weights: Literal[True],
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+def segment_softmax_aggregate(
+    scores: Tensor,
+    values: Tensor,
+    segments: Segments,
+    mask: Tensor | None = None,
+    return_weights: bool = False,
+    *,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Weigh the entries of each segment by a softmax of their scores and sum the rows that they name.
+
+    ``out[m] = sum of w_e values[index_e]`` over the entries e of segment m: PyTorch Geometric's ``softmax``
+    followed by ``scatter``, without a tensor of E x d and without atomics, so bitwise repeatable.
+    Differentiable once in ``scores`` and ``values``. A segment in which nothing is left gives zeros. Under
+    ``torch.autocast`` it runs in float32.
+
+    Args:
+        scores: shape (E,), in the order of the entries; a score of -inf leaves its entry out.
+        values: shape (N, d), d at least 1; float64, float32, or a 16-bit type, whose sums are float32.
+            The softmax is computed in the type of the sums.
+        segments: the entries, on the same device.
+        mask: bool of shape (E,); True leaves the entry out. None leaves nothing out.
+        return_weights: also return the weights.
+        backend: as in ``context_layer``.
+
+    Returns:
+        The sums (M, d), of the values' type; with ``return_weights`` also the weights (E,), of the scores'
+        type.
+
+    Raises:
+        ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
+    """
+    backend = _checked(scores, values, segments, mask, backend)
+    real = torch.float64 if values.dtype == torch.float64 else torch.float32
+    s, plan = scores.to(real), segments.plan
+    if backend == "reference":
+        out, w = reference.segment_softmax_aggregate(
+            s, values.to(real), plan.segment.long(), plan.index.long(), segments.num_segments, mask
+        )
+    else:
+        s = s if mask is None else s.masked_fill(mask, -torch.inf)
+        rows = values.to(real) if backend == "numba" else values
+        out, _, w = _aggregate(
+            s.contiguous(), rows.contiguous(), list(plan), segments.num_segments, return_weights, backend
+        )
+    out = out.to(values.dtype)
+    return (out, w.to(scores.dtype)) if return_weights else out
+
+
+def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | None, backend: str) -> str:
+    """Check the arguments once; returns the back end that "auto" stands for."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+    for name, tensor in (("scores", scores), ("values", values)):
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name}: got {tensor.dtype}, wanted a floating-point type")
+    if scores.shape != (segments.num_entries,):
+        raise ValueError(f"scores: got shape {tuple(scores.shape)}, wanted ({segments.num_entries},)")
+    if values.ndim != 2 or len(values) != segments.num_values or not values.shape[1]:
+        raise ValueError(
+            f"values: got shape {tuple(values.shape)}, wanted ({segments.num_values}, d) with d at least 1"
+        )
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != scores.shape):
+        raise ValueError(
+            f"mask: got {mask.dtype} {tuple(mask.shape)}, wanted torch.bool {tuple(scores.shape)}"
+        )
+    for name, device in (
+        ("scores", scores.device),
+        ("segments", segments.device),
+        ("mask", values.device if mask is None else mask.device),
+    ):
+        if device != values.device:
+            raise ValueError(f"{name}: got device {device}, wanted the values', {values.device}")
+    return _runnable(backend, values.device.type)
+
+
+def _on(values: Tensor) -> AbstractContextManager[Any]:
+    """Make a GPU's tensors' device the current one, on which Triton launches."""
+    return torch.cuda.device(values.device) if values.is_cuda else nullcontext()
+
+
+def _kernels(backend: str) -> Any:
+    if backend == "triton":
+        from lightcake_fast.kernels import segment_gpu
+
+        return segment_gpu
+    from lightcake_fast.kernels import segment_cpu
+
+    return segment_cpu
+
+
+@torch.library.custom_op("lightcake_fast::segment_softmax_aggregate", mutates_args=())
+def _aggregate(
+    s: Tensor, values: Tensor, plan: list[Tensor], num_segments: int, with_weights: bool, backend: str
+) -> list[Tensor]:
+    order = SegmentPlan(*plan)
+    if len(s):
+        with _on(values):
+            out, lse = _kernels(backend).forward(s, values, order, num_segments)
+    else:
+        out, lse = s.new_zeros(num_segments, values.shape[1]), s.new_full((num_segments,), torch.inf)
+    w = (s - lse.index_select(0, order.segment)).exp() if with_weights else s.new_empty(0)
+    return [out, lse, w]
+
+
+@_aggregate.register_fake
+def _(
+    s: Tensor, values: Tensor, plan: list[Tensor], num_segments: int, with_weights: bool, backend: str
+) -> list[Tensor]:
+    w = torch.empty_like(s) if with_weights else s.new_empty(0)
+    return [s.new_empty(num_segments, values.shape[1]), s.new_empty(num_segments), w]
+
+
+@torch.library.custom_op("lightcake_fast::segment_softmax_aggregate_backward", mutates_args=())
+def _aggregate_backward(
+    g: Tensor,
+    c: Tensor | None,
+    s: Tensor,
+    values: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    plan: list[Tensor],
+    backend: str,
+) -> list[Tensor]:
+    if not len(s):
+        return [torch.zeros_like(s), torch.zeros_like(values)]
+    kernels, order = _kernels(backend), SegmentPlan(*plan)
+    with _on(values):
+        slope, grad_values, w = kernels.backward(g.to(values.dtype), s, values, out, lse, order)
+        if c is not None:
+            # what the weights' own gradient adds: its weighted mean is one more sum of the same kind
+            itself = torch.arange(len(s), dtype=torch.int32, device=s.device)
+            mean, _ = kernels.forward(s, c[:, None].contiguous(), order._replace(index=itself), len(lse))
+            slope += w * (c - mean[:, 0].index_select(0, order.segment))
+    return [slope, grad_values]
+
+
+@_aggregate_backward.register_fake
+def _(
+    g: Tensor,
+    c: Tensor | None,
+    s: Tensor,
+    values: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    plan: list[Tensor],
+    backend: str,
+) -> list[Tensor]:
+    return [torch.empty_like(s), torch.empty_like(values)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    s, values, plan, _, with_weights, backend = inputs
+    ctx.save_for_backward(s, values, output[0], output[1], *plan)
+    ctx.with_weights, ctx.backend = with_weights, backend
+
+
+def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
+    s, values, out, lse, *plan = ctx.saved_tensors
+    c = gradients[2] if ctx.with_weights else None
+    grad_s, grad_values = _aggregate_backward(
+        gradients[0].contiguous(), c, s, values, out, lse, plan, ctx.backend
+    )
+    return grad_s, grad_values, [None] * len(plan), None, None, None
+
+
+_aggregate.register_autograd(_differentiate, setup_context=_save)
+_aggregate.register_autocast("cpu", torch.float32)
+_aggregate.register_autocast("cuda", torch.float32)
