@@ -45,9 +45,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, help="run folders; unfinished ones are left out")
     finished = [folder for folder in parser.parse_args().runs if (folder / "results.json").is_file()]
-    print(
-        "| data set | score | preset | test MRR / MR / Hits@3 | paper | seen only | valid | epoch | s | seed |"
-    )
+    print("| data set | score | preset | MRR / MR / Hits@3 | paper | seen only | valid | epoch | s | seed |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     for folder in finished:
         print(row(folder))
