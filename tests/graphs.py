@@ -1,0 +1,93 @@
+"""Graphs that try every cut of the CPU passes, rows for them, and what a layer makes of both."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK
+from lightcake_fast.ops import context_layer
+
+SCORES = ("distmult", "transe")
+CONTEXTS = ("both", "entity", "relation")
+
+Triples = npt.NDArray[np.int64]
+Case = tuple[Triples, int, int]  # triples, N, R
+
+
+def degrees(rng: np.random.Generator) -> Case:
+    """Entity k and relation k have k triples, k = 0 .. 9: every remainder of the unrolled loops."""
+    heads = np.repeat(np.arange(10), np.arange(10))
+    tails = rng.permutation(np.arange(10, 10 + len(heads)))
+    return np.stack([heads, heads, tails], 1), 60, 10
+
+
+def relation_edges(rng: np.random.Generator) -> Case:
+    """Relations of one triple less than a chunk, of a chunk, and of one more; sorted."""
+    relations = np.repeat(np.arange(3), [RELATION_CHUNK - 1, RELATION_CHUNK, RELATION_CHUNK + 1])
+    heads, tails = rng.integers(0, 40, (2, len(relations)))
+    triples = np.stack([heads, relations, tails], 1)
+    return triples[np.lexsort(triples.T[::-1])], 40, 3
+
+
+def hubs(rng: np.random.Generator) -> Case:
+    """Entity 0 has one context triple more than a chunk, entity 1 exactly a chunk, many of them shared."""
+    between = np.tile([0, 0, 1], (ENTITY_CHUNK // 2, 1))
+    rest = ENTITY_CHUNK // 2
+    from_0 = np.stack([np.zeros(rest + 1, int), np.ones(rest + 1, int), rng.integers(2, 30, rest + 1)], 1)
+    to_1 = np.stack([rng.integers(2, 30, rest), rng.integers(0, 2, rest), np.ones(rest, int)], 1)
+    return rng.permutation(np.concatenate([between, from_0, to_1])), 30, 2
+
+
+def duplicates(rng: np.random.Generator) -> Case:
+    """Unsorted triples, most of them given twice, some of them loops."""
+    triples = rng.integers(0, [7, 2, 7], (20, 3))
+    triples[:4, 2] = triples[:4, 0]
+    return rng.permutation(np.concatenate([triples, triples[:14]])), 8, 2
+
+
+GRAPHS = {function.__name__: function for function in (degrees, relation_edges, hubs, duplicates)}
+
+
+def layer_inputs(name: str, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, ContextGraph, Tensor]:
+    """Entities, relations, graph and a mask: of a third, of all of a relation and all of an entity."""
+    rng = np.random.default_rng(7)
+    triples, num_entities, num_relations = GRAPHS[name](rng)
+    graph = ContextGraph.from_triples(torch.from_numpy(triples), num_entities, num_relations)
+    x, y = random_rows(graph, width, dtype)
+    mask = rng.random(len(triples)) < 0.3
+    mask |= triples[:, 1] == triples[-1, 1]
+    mask |= (triples[:, [0, 2]] == triples[0, 0]).any(1)
+    return x, y, graph, torch.from_numpy(mask)
+
+
+def random_rows(
+    graph: ContextGraph, width: int, dtype: torch.dtype, *, scale: float = 0.7, seed: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Normal rows [N, d] and [2R, d]; at the scale given, DistMult scores are below about one."""
+    random = torch.Generator().manual_seed(seed)
+    scale /= max(width, 4) ** (1 / 6)
+    x, y = (
+        (torch.randn(rows, width, generator=random, dtype=torch.float64) * scale).to(dtype)
+        for rows in (graph.num_entities, 2 * graph.num_relations)
+    )
+    return x, y
+
+
+def layer_results(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> dict[str, Tensor]:
+    """A layer's new rows and the gradients of one random combination of them, by name."""
+    x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+    # the reference hands out its input where the context leaves a table alone
+    rows = [table.clone() for table in context_layer(x, y, graph, **options)]
+    random = torch.Generator().manual_seed(2)
+    gradients = [torch.randn(t.shape, generator=random, dtype=torch.float64).to(t.dtype) for t in rows]
+    grad_x, grad_y = torch.autograd.grad(rows, (x, y), gradients)
+    return {
+        "entities": rows[0].detach(),
+        "relations": rows[1].detach(),
+        "dL/dentities": grad_x,
+        "dL/drelations": grad_y,
+    }
