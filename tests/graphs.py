@@ -34,12 +34,12 @@ def relation_edges(rng: np.random.Generator) -> Case:
 
 
 def hubs(rng: np.random.Generator) -> Case:
-    """Entity 0 has one context triple more than a chunk, entity 1 exactly a chunk, many of them shared."""
-    between = np.tile([0, 0, 1], (ENTITY_CHUNK // 2, 1))
-    rest = ENTITY_CHUNK // 2
-    from_0 = np.stack([np.zeros(rest + 1, int), np.ones(rest + 1, int), rng.integers(2, 30, rest + 1)], 1)
-    to_1 = np.stack([rng.integers(2, 30, rest), rng.integers(0, 2, rest), np.ones(rest, int)], 1)
-    return rng.permutation(np.concatenate([between, from_0, to_1])), 30, 2
+    """Entity 0 has one context triple more than a chunk, entity 1 exactly a chunk, as heads and tails."""
+    count = 2 * ENTITY_CHUNK + 1
+    hub, other = np.arange(count) % 2, np.arange(count) // 2 + 2
+    forward = rng.random(count) < 0.5
+    heads, tails = np.where(forward, hub, other), np.where(forward, other, hub)
+    return rng.permutation(np.stack([heads, rng.integers(0, 2, count), tails], 1)), other[-1] + 1, 2
 
 
 def duplicates(rng: np.random.Generator) -> Case:
