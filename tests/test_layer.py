@@ -141,9 +141,8 @@ def test_rows_without_live_triples_stay(score: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 def test_extreme_scores_and_zero_lengths(score: str) -> None:
     graph = random_graph(60, 10, 2)
-    assert_as_float64(
-        tables(graph, 64, torch.float64, scale=10.0), graph, slack=10, score=score
-    )  # of about 1e4
+    # scores of about 1e4: the softmax takes their rounding, ten thousand times that of 1, as it is
+    assert_as_float64(tables(graph, 64, torch.float64, scale=10.0), graph, slack=10, score=score)
     zeros = [torch.zeros_like(table).requires_grad_() for table in tables(graph, 64, torch.float32)]
     assert_as_float64(zeros, graph, score=score)
 
