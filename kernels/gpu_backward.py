@@ -10,9 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.kernels.gpu_merge import sum_pass
 from lightcake_fast.kernels.gpu_scores import SCORES
 from lightcake_fast.kernels.gpu_tiles import (
     LOG2E,
+    NO_CHUNK,
     add_scaled_row,
     fold_row,
     load_row,
@@ -28,29 +30,47 @@ LINK = 4  # numbers a context triple hands to the entity pass: slope, beta, alph
 
 
 @triton.jit
-def product_pass(
-    g_ptr, new_ptr, old_ptr, product_ptr, rows,
+def row_products(
+    block, g_ptr, new_ptr, old_ptr, product_ptr, rows,
     FROM_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    """D = <g, x' - x> of each row: the part of dL/ds that all triples of a row share.
-
-    With FROM_SUM, ``new`` is the difference itself. Bytes a row: its three rows.
-    """
-    row = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
+    """<g, new - old> of a block of rows; with FROM_SUM, ``new`` is the difference itself."""
+    row = block * BLOCK_E + tl.arange(0, BLOCK_E)
     live = row < rows
     row = tl.minimum(row, rows - 1)
     g = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
-    new = load_row(row_pointers(new_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
+    difference = load_row(row_pointers(new_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
     if not FROM_SUM:
         old = load_row(row_pointers(old_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
+        difference = add_scaled_row(difference, -1.0, old, WIDTH, BLOCK_D)
     term = tl.zeros([BLOCK_E, BLOCK_D], ACC)
     for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
-        if FROM_SUM:
-            term = tl.fma(g[k], new[k], term)
-        else:
-            term = tl.fma(g[k], new[k] - old[k], term)
+        term = tl.fma(g[k], difference[k], term)
     tl.store(product_ptr + row, tl.sum(term, 1), mask=live)
+
+
+@triton.jit
+def product_pass(
+    g_ptr, q_ptr, new_x_ptr, new_y_ptr, x_ptr, y_ptr, product_x_ptr, product_y_ptr, entities, relations,
+    FROM_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """D = <g, x' - x> of each row, relations first: the part of dL/ds that all triples of a row share.
+
+    Bytes a row: its three rows.
+    """
+    p = tl.program_id(0)
+    relation_programs = tl.cdiv(relations, BLOCK_E)
+    if p < relation_programs:
+        row_products(
+            p, q_ptr, new_y_ptr, y_ptr, product_y_ptr, relations, FROM_SUM, WIDTH, BLOCK_E, BLOCK_D, ACC
+        )
+    else:
+        row_products(
+            p - relation_programs, g_ptr, new_x_ptr, x_ptr, product_x_ptr, entities,
+            FROM_SUM, WIDTH, BLOCK_E, BLOCK_D, ACC,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -187,7 +207,7 @@ def relation_pass(
 
 @triton.jit
 def entity_pass(
-    x_ptr, y_ptr, g_ptr, q_ptr, context_ptr, chunk_ptr, link_ptr, out_ptr, part_ptr, chunks,
+    x_ptr, y_ptr, g_ptr, q_ptr, context_ptr, chunk_ptr, link_ptr, out_ptr, part_ptr,
     grad_ent: tl.constexpr, OWN: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -201,7 +221,7 @@ def entity_pass(
     K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
-    chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
+    chunk = chunk_ptr + 4 * n
     start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
     longest = tl.load(chunk_ptr + 4 * n0 + 1)  # the program's first chunk is its longest
     last = tl.maximum(length - 1, 0)
@@ -252,43 +272,16 @@ def entity_pass(
             )
         acc = new
 
-    live = (n < chunks)[:, None]
-    cut = (slot >= 0)[:, None]
+    live = (slot != NO_CHUNK)[:, None]
     if OWN != 0:
         own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
         acc = add_scaled_row(acc, OWN * total, own, WIDTH, BLOCK_D)
-    if tl.load(chunk_ptr + 4 * n0 + 3) >= 0:  # chunks of cut rows come first
-        store_row(
-            row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D), acc, live & cut, WIDTH, BLOCK_D
-        )
-    own_g = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
-    new = ()
-    for k_d in tl.static_range(K):
-        new = new + (own_g[k_d] + acc[k_d],)
-    store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), new, live & ~cut, WIDTH, BLOCK_D)
-
-
-@triton.jit
-def sum_pass(
-    gradient_ptr, row_ptr, bound_ptr, part_ptr, out_ptr,
-    WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """The gradient of rows cut into chunks: their own plus their parts, in the order of the chunks.
-
-    Bytes a part: its row.
-    """
-    n = tl.program_id(0)
-    place = tl.load(row_ptr + n).to(tl.int64) * WIDTH
-    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
-    column = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
-    inside = column < WIDTH
-    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    for p in range(first, end, BLOCK_P):
-        part = (p + tl.arange(0, BLOCK_P))[:, None]
-        acc += tl.load(part_ptr + part.to(tl.int64) * WIDTH + column, mask=(part < end) & inside, other=0.0)
-    own = tl.load(gradient_ptr + place + column, mask=inside, other=0.0).to(ACC)
-    total = own + tl.sum(acc, 0)[None, :]
-    tl.store(out_ptr + place + column, total.to(out_ptr.dtype.element_ty), mask=inside)
+    if tl.load(chunk_ptr + 4 * n0 + 3) >= 0:  # these chunks are all of cut rows
+        store_row(row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D), acc, live, WIDTH, BLOCK_D)
+    else:
+        own = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
+        new = add_scaled_row(own, 1.0, acc, WIDTH, BLOCK_D)
+        store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), new, live, WIDTH, BLOCK_D)
 
 
 def backward(
@@ -311,48 +304,74 @@ def backward(
     A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. With
     16-bit rows ``sum_x`` and ``sum_y`` are what the forward added to them.
     """
-    block, width, chunks, slots = SCORES[score], x.shape[1], len(plan.relation_chunk), len(plan.part_row)
-    if chunks == 0 or width == 0:
+    width, real = x.shape[1], gpu_launch.sum_type(x.dtype)
+    if len(s) == 0 or width == 0:
         return g.clone(), q.clone()
-    real = gpu_launch.sum_type(x.dtype)
     product_x, product_y = x.new_empty(len(x), dtype=real), y.new_empty(len(y), dtype=real)
     shape = gpu_launch.row_shape("backward.product_pass", width, x.dtype)
-    for gradient, new, old, product in (
-        (g, new_x if sum_x is None else sum_x, x, product_x),
-        (q, new_y if sum_y is None else sum_y, y, product_y),
-    ):
-        product_pass[(triton.cdiv(len(old), shape["BLOCK_E"]),)](
-            g_ptr=gradient, new_ptr=new, old_ptr=old, product_ptr=product, rows=len(old),
-            FROM_SUM=sum_x is not None, **shape,
-        )  # fmt: skip
-
-    link, part = x.new_empty(2 * len(plan.raw), LINK, dtype=real), x.new_empty(2 * chunks, width, dtype=real)
-    factor = link if block.slope_factor is None else x.new_empty(2 * len(plan.raw), dtype=real)
-    relation_pass[(chunks,)](
-        x_ptr=x, y_ptr=y, g_ptr=g, q_ptr=q, raw_ptr=plan.raw, chunk_ptr=plan.relation_chunk,
-        s_ptr=s, lse_x_ptr=lse_x, lse_y_ptr=lse_y, product_x_ptr=product_x, product_y_ptr=product_y,
-        link_ptr=link, factor_ptr=factor, part_ptr=part, half=len(y) // 2,
-        phi_rel=block.phi_rel, phi_rel_back=block.phi_rel_back, dot_phi_ent=block.dot_phi_ent,
-        slope_factor=block.slope_factor, grad_r=block.grad_r, OWN=block.OWN, BLOCK_W=32,
-        **gpu_launch.row_shape("backward.relation_pass", width, x.dtype),
+    programs = triton.cdiv(len(y), shape["BLOCK_E"]) + triton.cdiv(len(x), shape["BLOCK_E"])
+    product_pass[(programs,)](
+        g_ptr=g, q_ptr=q, x_ptr=x, y_ptr=y, product_x_ptr=product_x, product_y_ptr=product_y,
+        new_x_ptr=new_x if sum_x is None else sum_x, new_y_ptr=new_y if sum_y is None else sum_y,
+        entities=len(x), relations=len(y), FROM_SUM=sum_x is not None, **shape,
     )  # fmt: skip
-    grad_y = torch.empty_like(y)
-    _sum(q, plan.relation_row, plan.relation_part, part, grad_y, True)
-
-    grad_x, part = torch.empty_like(x), x.new_empty(slots, width, dtype=real)
-    shape = gpu_launch.row_shape("backward.entity_pass", width, x.dtype)
-    entity_pass[(triton.cdiv(len(plan.entity_chunk), shape["BLOCK_E"]),)](
-        x_ptr=x, y_ptr=y, g_ptr=g, q_ptr=q, context_ptr=plan.context, chunk_ptr=plan.entity_chunk,
-        link_ptr=link, out_ptr=grad_x, part_ptr=part, chunks=len(plan.entity_chunk),
-        grad_ent=block.grad_ent, OWN=block.OWN, **shape,
+    link, part = x.new_empty(len(s), LINK, dtype=real), x.new_empty(len(plan.part_row), width, dtype=real)
+    run_relation_pass(g, q, x, y, plan, s, (lse_x, lse_y), (product_x, product_y), link, part, score)
+    grad_x, grad_y = torch.empty_like(x), torch.empty_like(y)
+    run_entity_pass(g, q, x, y, plan, link, grad_x, part, score)
+    shape, programs, relation_programs = gpu_launch.layer_merge_shape(
+        len(y), len(plan.merge_row) - len(y), width, x.dtype
+    )
+    sum_pass[(programs,)](
+        g_ptr=g, q_ptr=q, row_ptr=plan.merge_row, bound_ptr=plan.merge_part, part_ptr=part,
+        grad_x_ptr=grad_x, grad_y_ptr=grad_y, relation_rows=len(y), relation_programs=relation_programs,
+        **shape,
     )  # fmt: skip
-    if slots:
-        _sum(g, plan.cut_row, plan.cut_part, part, grad_x, False)
     return grad_x, grad_y
 
 
-def _sum(gradient: Tensor, row: Tensor, bound: Tensor, part: Tensor, out: Tensor, long_rows: bool) -> None:
-    shape = gpu_launch.merge_shape(long_rows, gradient.shape[1], gradient.dtype)
-    sum_pass[(len(row), triton.cdiv(gradient.shape[1], shape["BLOCK_C"]))](
-        gradient_ptr=gradient, row_ptr=row, bound_ptr=bound, part_ptr=part, out_ptr=out, **shape
-    )
+def run_relation_pass(
+    g: Tensor,
+    q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: GpuPlan,
+    s: Tensor,
+    lse: tuple[Tensor, Tensor],
+    product: tuple[Tensor, Tensor],
+    link: Tensor,
+    part: Tensor,
+    score: str,
+) -> None:
+    """Write what the entity pass needs of each context triple, and the parts of relations."""
+    block = SCORES[score]
+    factor = link if block.slope_factor is None else torch.empty_like(s)
+    relation_pass[(len(plan.relation_chunk),)](
+        x_ptr=x, y_ptr=y, g_ptr=g, q_ptr=q, raw_ptr=plan.raw, chunk_ptr=plan.relation_chunk,
+        s_ptr=s, lse_x_ptr=lse[0], lse_y_ptr=lse[1], product_x_ptr=product[0], product_y_ptr=product[1],
+        link_ptr=link, factor_ptr=factor, part_ptr=part, half=len(y) // 2,
+        phi_rel=block.phi_rel, phi_rel_back=block.phi_rel_back, dot_phi_ent=block.dot_phi_ent,
+        slope_factor=block.slope_factor, grad_r=block.grad_r, OWN=block.OWN, BLOCK_W=32,
+        **gpu_launch.row_shape("backward.relation_pass", x.shape[1], x.dtype),
+    )  # fmt: skip
+
+
+def run_entity_pass(
+    g: Tensor,
+    q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    plan: GpuPlan,
+    link: Tensor,
+    grad_x: Tensor,
+    part: Tensor,
+    score: str,
+) -> None:
+    """Write the gradients of uncut entities, and the parts of the others."""
+    block = SCORES[score]
+    shape = gpu_launch.row_shape("backward.entity_pass", x.shape[1], x.dtype)
+    entity_pass[(len(plan.entity_chunk) // shape["BLOCK_E"],)](
+        x_ptr=x, y_ptr=y, g_ptr=g, q_ptr=q, context_ptr=plan.context, chunk_ptr=plan.entity_chunk,
+        link_ptr=link, out_ptr=grad_x, part_ptr=part,
+        grad_ent=block.grad_ent, OWN=block.OWN, **shape,
+    )  # fmt: skip

@@ -4,17 +4,22 @@ One warp a program: no barrier. Each address is written by one program, once, an
 order, so two runs agree in every bit.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.kernels.gpu_merge import merge_pass
 from lightcake_fast.kernels.gpu_scores import SCORES
 from lightcake_fast.kernels.gpu_tiles import (
     LN2,
     LOG2E,
     LOWEST,
+    NO_CHUNK,
+    add_scaled_row,
     fold_row,
     load_row,
     load_tile,
@@ -125,7 +130,7 @@ def relation_pass(
 @triton.jit
 def entity_pass(
     x_ptr, y_ptr, context_ptr, chunk_ptr, s_ptr,
-    out_ptr, sum_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr, chunks,
+    out_ptr, sum_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr,
     phi_ent: tl.constexpr, HAS_SUM: tl.constexpr, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +145,7 @@ def entity_pass(
     K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
     q0 = tl.program_id(0) * BLOCK_E
     q = q0 + tl.arange(0, BLOCK_E)
-    chunk = chunk_ptr + 4 * tl.minimum(q, chunks - 1)
+    chunk = chunk_ptr + 4 * q
     start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
     longest = tl.load(chunk_ptr + 4 * q0 + 1)  # the program's first chunk is its longest
     last = tl.maximum(length - 1, 0)
@@ -174,68 +179,29 @@ def entity_pass(
             new = new + (tl.fma(w, phi_ent(r, t), acc[k_d]),)
         acc = new
 
-    live = (q < chunks)[:, None]
-    cut = (slot >= 0)[:, None]
-    if tl.load(chunk_ptr + 4 * q0 + 3) >= 0:  # chunks of cut rows come first
-        store_row(
-            row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D), acc, live & cut, WIDTH, BLOCK_D
-        )
-        tl.store(part_top_ptr + slot[:, None], top, mask=live & cut)
-        tl.store(part_total_ptr + slot[:, None], total, mask=live & cut)
-    factor = tl.where(total > 0, 1.0 / total, 0.0)
-    acc = scale_row(acc, factor, WIDTH, BLOCK_D)
-    if HAS_SUM:
-        store_row(row_pointers(sum_ptr, row, WIDTH, BLOCK_D), acc, live & ~cut, WIDTH, BLOCK_D)
-    own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
-    new = ()
-    for k_d in tl.static_range(K):
-        new = new + (own[k_d] + acc[k_d],)
-    store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), new, live & ~cut, WIDTH, BLOCK_D)
-    lse = tl.where(total > 0, (top + tl.log2(total)) * LN2, float("inf"))
-    tl.store(lse_ptr + row[:, None], lse, mask=live & ~cut)
+    live = (slot != NO_CHUNK)[:, None]
+    if tl.load(chunk_ptr + 4 * q0 + 3) >= 0:  # these chunks are all of cut rows
+        store_row(row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D), acc, live, WIDTH, BLOCK_D)
+        tl.store(part_top_ptr + slot[:, None], top, mask=live)
+        tl.store(part_total_ptr + slot[:, None], total, mask=live)
+    else:
+        some = tl.maximum(total, 0.5)  # a live triple at the top weighs one
+        acc = scale_row(acc, 1.0 / some, WIDTH, BLOCK_D)
+        if HAS_SUM:
+            store_row(row_pointers(sum_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, BLOCK_D)
+        own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
+        new = add_scaled_row(own, 1.0, acc, WIDTH, BLOCK_D)
+        store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), new, live, WIDTH, BLOCK_D)
+        lse = tl.where(total > 0, (top + tl.log2(some)) * LN2, float("inf"))
+        tl.store(lse_ptr + row[:, None], lse, mask=live)
 
 
-@triton.jit
-def merge_pass(
-    rows_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr, out_ptr, sum_ptr, lse_ptr,
-    HAS_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    ACC: tl.constexpr,
-):  # fmt: skip
-    """Rows cut into chunks from their parts, in the order of the chunks: a block of columns a program.
+class Parts(NamedTuple):
+    """What chunks leave for the merge: P relation chunks, their inverses, then chunks of cut entities."""
 
-    Bytes a part: its row.
-    """
-    n = tl.program_id(0)
-    row = tl.load(row_ptr + n).to(tl.int64)
-    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
-    column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = (column < WIDTH)[None, :]
-    low = float("-inf")
-
-    top = tl.full([BLOCK_P], LOWEST, ACC)
-    for p in range(first, end, BLOCK_P):
-        part = p + tl.arange(0, BLOCK_P)
-        top = tl.maximum(top, tl.load(part_top_ptr + part, mask=part < end, other=low))
-    row_top = tl.max(top)
-
-    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    total = tl.zeros([BLOCK_P], ACC)
-    for p in range(first, end, BLOCK_P):
-        part = p + tl.arange(0, BLOCK_P)
-        live = part < end
-        factor = tl.exp2(tl.load(part_top_ptr + part, mask=live, other=low) - row_top)
-        total += factor * tl.load(part_total_ptr + part, mask=live, other=0.0)
-        tile_ptr = part_ptr + part.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        acc += factor[:, None] * tl.load(tile_ptr, mask=live[:, None] & inside, other=0.0)
-    row_total = tl.sum(total)
-    update = tl.sum(acc, 0)[None, :] * tl.where(row_total > 0, 1.0 / row_total, 0.0)
-    place = row * WIDTH + column[None, :]
-    if HAS_SUM:
-        tl.store(sum_ptr + place, update, mask=inside)
-    own = tl.load(rows_ptr + place, mask=inside, other=0.0).to(ACC)
-    tl.store(out_ptr + place, (own + update).to(out_ptr.dtype.element_ty), mask=inside)
-    lse = tl.where(row_total > 0, (row_top + tl.log2(row_total)) * LN2, float("inf"))
-    tl.store(lse_ptr + row, lse, mask=tl.program_id(1) == 0)
+    acc: Tensor  # [S, d]
+    top: Tensor  # [S]
+    total: Tensor  # [S]
 
 
 def forward(
@@ -249,66 +215,81 @@ def forward(
         weight everywhere. With 16-bit rows also what was added to x and y, in float32: the backward
         cannot have it from rounded rows.
     """
-    block, width = SCORES[score], x.shape[1]
-    chunks, slots = len(plan.relation_chunk), len(plan.part_row)
-    with_entities, with_relations = context != "relation", context != "entity"
-    real = gpu_launch.sum_type(x.dtype)
+    real, parts = gpu_launch.sum_type(x.dtype), len(plan.part_row)
     narrow = gpu_launch.is_narrow(x.dtype)
-    new_x, new_y = x.clone(), y.clone()
     s = x.new_empty(len(plan.context), dtype=real)
-    lse_x, lse_y = (rows.new_full((len(rows),), torch.inf, dtype=real) for rows in (x, y))
-    sums = [torch.zeros_like(rows, dtype=real) for rows in (x, y)] if narrow else [s, s]
-    if chunks == 0 or width == 0:
-        return [new_x, new_y, s, lse_x, lse_y, *sums[: 2 * narrow]]
-
-    part, top, total = _parts(x, 2 * chunks if with_relations else 0)
-    relation_pass[(chunks,)](
-        x_ptr=x, y_ptr=y, raw_ptr=plan.raw, triple_ptr=plan.triple, chunk_ptr=plan.relation_chunk,
-        mask_ptr=s if mask is None else mask, s_ptr=s, part_ptr=part, part_top_ptr=top,
-        part_total_ptr=total, half=len(y) // 2,
-        phi_rel=block.phi_rel, phi_rel_back=block.phi_rel_back, psi_term=block.psi_term, psi=block.psi,
-        HAS_MASK=mask is not None, WITH_SUMS=with_relations,
-        **gpu_launch.row_shape("forward.relation_pass", width, x.dtype),
-    )  # fmt: skip
-    if with_relations:
-        _merge(y, plan.relation_row, plan.relation_part, (part, top, total), new_y, sums[1], lse_y, True)
-    if with_entities:
-        part, top, total = _parts(x, slots)
-        shape = gpu_launch.row_shape("forward.entity_pass", width, x.dtype)
-        entity_pass[(triton.cdiv(len(plan.entity_chunk), shape["BLOCK_E"]),)](
-            x_ptr=x, y_ptr=y, context_ptr=plan.context, chunk_ptr=plan.entity_chunk, s_ptr=s,
-            out_ptr=new_x, sum_ptr=sums[0], lse_ptr=lse_x, part_ptr=part, part_top_ptr=top,
-            part_total_ptr=total, chunks=len(plan.entity_chunk),
-            phi_ent=block.phi_ent, HAS_SUM=narrow, BLOCK_S=8, **shape,
+    idle = len(s) == 0 or x.shape[1] == 0
+    with_entities, with_relations = context != "relation" and not idle, context != "entity" and not idle
+    new_x, lse_x, sum_x = _results(x, with_entities)
+    new_y, lse_y, sum_y = _results(y, with_relations)
+    if not idle:
+        part = Parts(*(x.new_empty(parts, *shape, dtype=real) for shape in ((x.shape[1],), (), ())))
+        run_relation_pass(x, y, plan, mask, s, part, score, with_relations)
+        if with_entities:
+            run_entity_pass(x, y, plan, s, new_x, lse_x, sum_x, part, score)
+        relation_rows = len(y) if with_relations else 0
+        shape, programs, relation_programs = gpu_launch.layer_merge_shape(
+            relation_rows, len(plan.merge_row) - len(y) if with_entities else 0, x.shape[1], x.dtype
+        )
+        merge_pass[(programs,)](
+            x_ptr=x, y_ptr=y, row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
+            part_ptr=part.acc, part_top_ptr=part.top, part_total_ptr=part.total,
+            new_x_ptr=new_x, new_y_ptr=new_y, sum_x_ptr=sum_x, sum_y_ptr=sum_y,
+            lse_x_ptr=lse_x, lse_y_ptr=lse_y, relation_rows=len(y), relation_programs=relation_programs,
+            HAS_SUM=narrow, **shape,
         )  # fmt: skip
-        if slots:
-            _merge(x, plan.cut_row, plan.cut_part, (part, top, total), new_x, sums[0], lse_x, False)
-    return [new_x, new_y, s, lse_x, lse_y, *sums[: 2 * narrow]]
+    return [new_x, new_y, s, lse_x, lse_y, *([sum_x, sum_y] if narrow else [])]
 
 
-def _parts(x: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the sums, maxima and totals of chunks."""
-    real = gpu_launch.sum_type(x.dtype)
-    return (
-        x.new_empty(slots, x.shape[1], dtype=real),
-        x.new_empty(slots, dtype=real),
-        x.new_empty(slots, dtype=real),
+def _results(rows: Tensor, written: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """New rows, log-sum-exps and sums: fresh memory where the passes write all of it, else "nothing added".
+
+    The sums are a stand-in, never written, where rows are not rounded.
+    """
+    real = gpu_launch.sum_type(rows.dtype)
+    new = torch.empty_like(rows) if written else rows.clone()
+    lse = (
+        rows.new_empty(len(rows), dtype=real)
+        if written
+        else rows.new_full((len(rows),), torch.inf, dtype=real)
     )
+    if not gpu_launch.is_narrow(rows.dtype):
+        return new, lse, lse
+    sums = torch.empty_like(rows, dtype=real) if written else torch.zeros_like(rows, dtype=real)
+    return new, lse, sums
 
 
-def _merge(
-    rows: Tensor,
-    row: Tensor,
-    bound: Tensor,
-    parts: tuple[Tensor, Tensor, Tensor],
-    out: Tensor,
-    sums: Tensor,
-    lse: Tensor,
-    long_rows: bool,
+def run_relation_pass(
+    x: Tensor, y: Tensor, plan: GpuPlan, mask: Tensor | None, s: Tensor, part: Parts, score: str, sums: bool
 ) -> None:
-    shape = gpu_launch.merge_shape(long_rows, rows.shape[1], rows.dtype)
-    merge_pass[(len(row), triton.cdiv(rows.shape[1], shape["BLOCK_C"]))](
-        rows_ptr=rows, row_ptr=row, bound_ptr=bound, part_ptr=parts[0], part_top_ptr=parts[1],
-        part_total_ptr=parts[2], out_ptr=out, sum_ptr=sums, lse_ptr=lse,
-        HAS_SUM=gpu_launch.is_narrow(rows.dtype), **shape,
+    """Write all scores s and, with ``sums``, the parts of relations."""
+    block = SCORES[score]
+    relation_pass[(len(plan.relation_chunk),)](
+        x_ptr=x, y_ptr=y, raw_ptr=plan.raw, triple_ptr=plan.triple, chunk_ptr=plan.relation_chunk,
+        mask_ptr=s if mask is None else mask, s_ptr=s, part_ptr=part.acc, part_top_ptr=part.top,
+        part_total_ptr=part.total, half=len(y) // 2,
+        phi_rel=block.phi_rel, phi_rel_back=block.phi_rel_back, psi_term=block.psi_term, psi=block.psi,
+        HAS_MASK=mask is not None, WITH_SUMS=sums,
+        **gpu_launch.row_shape("forward.relation_pass", x.shape[1], x.dtype),
+    )  # fmt: skip
+
+
+def run_entity_pass(
+    x: Tensor,
+    y: Tensor,
+    plan: GpuPlan,
+    s: Tensor,
+    new_x: Tensor,
+    lse_x: Tensor,
+    sum_x: Tensor,
+    part: Parts,
+    score: str,
+) -> None:
+    """Write new rows and log-sum-exps of uncut entities, and the parts of the others."""
+    shape = gpu_launch.row_shape("forward.entity_pass", x.shape[1], x.dtype)
+    entity_pass[(len(plan.entity_chunk) // shape["BLOCK_E"],)](
+        x_ptr=x, y_ptr=y, context_ptr=plan.context, chunk_ptr=plan.entity_chunk, s_ptr=s,
+        out_ptr=new_x, sum_ptr=sum_x, lse_ptr=lse_x, part_ptr=part.acc, part_top_ptr=part.top,
+        part_total_ptr=part.total,
+        phi_ent=SCORES[score].phi_ent, HAS_SUM=gpu_launch.is_narrow(x.dtype), BLOCK_S=8, **shape,
     )  # fmt: skip

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from triton.runtime import driver
 
+from lightcake_fast.kernels.plan import GPU_SIDE_BY_SIDE
+
 # Numbers of a row tile in each lane: more of them share loads of ids, softmax and loop, fewer leave
 # registers for more warps. One warp to a program while its rows fit, so that no barrier is needed.
 _LANE_VALUES = {
@@ -19,7 +21,6 @@ _LANE_VALUES = {
     "backward.relation_pass": 16,
     "backward.entity_pass": 32,
 }
-_MOST_ROWS = 16
 _LOAD_BYTES = 16
 # Triton 3.10 turns fused multiply-adds off unless asked; loops are pipelined by hand, over ids alone
 OPTIONS: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True}
@@ -29,7 +30,7 @@ def row_shape(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Launch arguments of a kernel over rows of this width and type: block sizes, warps, options."""
     lanes, padded = warp_size(), triton.next_power_of_2(width)
     values = _LANE_VALUES[kernel] * lanes
-    rows = min(max(values // padded, 1), _MOST_ROWS)
+    rows = min(max(values // padded, 1), GPU_SIDE_BY_SIDE)
     warps = min(max(padded // values, 1), 16)
     columns = max(_LOAD_BYTES // dtype.itemsize * lanes * warps // rows, 1)
     return {
@@ -43,7 +44,10 @@ def row_shape(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def merge_shape(long_rows: bool, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Launch arguments of the merges: few rows of many parts (relations), or many of few (entities)."""
+    """Launch arguments of a merge of few rows of many parts, or of many of few.
+
+    A program takes a block of columns: of long rows a narrow one, to have many parts on the way at once.
+    """
     parts, columns = (32, 16) if long_rows else (4, 256)
     return {
         "WIDTH": width,
@@ -53,6 +57,17 @@ def merge_shape(long_rows: bool, width: int, dtype: torch.dtype) -> dict[str, An
         "num_warps": 1,
         **OPTIONS,
     }
+
+
+def layer_merge_shape(
+    relations: int, entities: int, width: int, dtype: torch.dtype
+) -> tuple[dict[str, Any], int, int]:
+    """Launch arguments of a merge of relations, then of entities; how many programs, and of relations."""
+    shape, relation_shape = merge_shape(False, width, dtype), merge_shape(True, width, dtype)
+    relation_programs = relations * triton.cdiv(width, relation_shape["BLOCK_C"])
+    programs = relation_programs + entities * triton.cdiv(width, shape["BLOCK_C"])
+    shape |= {"BLOCK_P_LONG": relation_shape["BLOCK_P"], "BLOCK_C_LONG": relation_shape["BLOCK_C"]}
+    return shape, programs, relation_programs
 
 
 def accumulator(dtype: torch.dtype) -> Any:

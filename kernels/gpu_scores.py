@@ -117,7 +117,7 @@ class TransE:
     @staticmethod
     @triton.jit
     def slope_factor(psi):
-        return tl.where(psi < 0, -1.0 / psi, 0.0)
+        return tl.where(psi < 0, -1.0 / tl.where(psi < 0, psi, -1.0), 0.0)
 
     @staticmethod
     @triton.jit

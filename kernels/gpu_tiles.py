@@ -9,6 +9,9 @@ three dimensions: its reductions compile to a multiply and an add, and its width
 import triton
 import triton.language as tl
 
+from lightcake_fast.kernels import plan
+
+NO_CHUNK = tl.constexpr(plan.GPU_NO_CHUNK)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LOWEST = tl.constexpr(

@@ -19,6 +19,8 @@ TASK_COST = 256  # context triples that a thread takes at a time
 GPU_RELATION_CHUNKS = 4096  # programs that a card's latency asks for, where the graph has triples enough
 GPU_RELATION_CHUNK = (32, 256)  # raw triples of a chunk: shortest and longest
 GPU_ENTITY_CHUNK = 32  # context triples: a program takes them one at a time, several chunks side by side
+GPU_SIDE_BY_SIDE = 16  # chunks that share a program, at most: so many have one kind
+GPU_NO_CHUNK = -2  # the part that marks an empty place among them
 
 
 class Plan(NamedTuple):
@@ -58,14 +60,17 @@ class GpuPlan(NamedTuple):
     raw: torch.Tensor  # [T, 4] relation order: head, tail, place of the triple, of its inverse in head order
     triple: torch.Tensor  # [T] relation order: place in the triples given
     relation_chunk: torch.Tensor  # [P, 4] start, end, raw relation, part (the inverse's is P further)
-    relation_row: torch.Tensor  # [2R] 0 .. 2R - 1, the rows whose parts follow
-    relation_part: torch.Tensor  # [2R + 1] a row's parts among 2P
     context: torch.Tensor  # [E, 4] head order: relation below 2R, tail, link, inverse relation
     # a link is 2 * (place in relation order) + (1 for an inverse)
-    entity_chunk: torch.Tensor  # [Q, 4] start, length, head, part or -1; those of cut rows come first
-    cut_row: torch.Tensor  # [H] entities whose row is cut
-    cut_part: torch.Tensor  # [H + 1] a cut row's parts
-    part_row: torch.Tensor  # [S] entity of each part
+    entity_chunk: (
+        torch.Tensor
+    )  # [Q, 4] start, length, head, part or -1: first those of cut rows, then the others,
+    # each with empty places up to a multiple of GPU_SIDE_BY_SIDE
+    merge_row: (
+        torch.Tensor
+    )  # [2R + H] rows made of parts: all relations, then the H entities whose row is cut
+    merge_part: torch.Tensor  # [2R + H + 1] their parts among S: 2P of relations, then those of entities
+    part_row: torch.Tensor  # [S] the place in merge_row of each part's row
 
 
 def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
@@ -145,20 +150,21 @@ def build_gpu_plan(plan: Plan) -> GpuPlan:
     size = min(max(count // GPU_RELATION_CHUNKS, shortest), longest)
     size = 1 << (size.bit_length() - 1)
     degree = np.bincount(relation[forward], minlength=num_relations)
-    part, bounds, row = cut_rows(degree, size)
-    chunk = np.stack([bounds[:-1], bounds[1:], row, np.arange(len(row))], 1)
-    part = np.concatenate([part[:-1], part + part[-1]])
+    _, bounds, row = cut_rows(degree, size)
+    chunk = np.stack([bounds[:-1], bounds[1:], row], 1)[np.diff(bounds) > 0]
+    chunk = np.concatenate([chunk, np.arange(len(chunk))[:, None]], 1)
+    parts = np.bincount(chunk[:, 2], minlength=num_relations)
 
     degree = np.bincount(rows, np.diff(plan.entity_chunk.numpy(force=True))).astype(np.int64)
     first, bounds, row = cut_rows(degree, GPU_ENTITY_CHUNK, even=True)
     pieces = np.diff(first)
-    slot = np.where(pieces[row] > 1, 0, -1)
-    slot[slot == 0] = np.arange(np.count_nonzero(slot == 0))
-    start, length = bounds[:-1], np.diff(bounds)
+    is_cut = pieces[row] > 1
+    slot = np.where(is_cut, 2 * len(chunk) + np.cumsum(is_cut) - 1, -1)
     # an empty chunk at the end of the order still names a triple that exists
-    start = np.minimum(start, max(2 * count - 1, 0))
+    start, length = np.minimum(bounds[:-1], max(2 * count - 1, 0)), np.diff(bounds)
     entity_chunk = np.stack([start, length, row, slot], 1)
     cut = np.flatnonzero(pieces > 1)
+    parts = np.concatenate([parts, parts, pieces[cut]])
 
     def ids(values: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device)
@@ -167,14 +173,21 @@ def build_gpu_plan(plan: Plan) -> GpuPlan:
         raw=torch.stack([plan.head, plan.tail, plan.forward, plan.inverse], 1),
         triple=plan.triple,
         relation_chunk=ids(chunk[np.argsort(chunk[:, 0] - chunk[:, 1], kind="stable")]),
-        relation_row=plan.relation_row,
-        relation_part=ids(part),
         context=ids(np.stack([relation, tail, link, back], 1)),
-        entity_chunk=ids(entity_chunk[np.lexsort((-length, slot < 0))]),
-        cut_row=ids(cut),
-        cut_part=ids(np.concatenate([[0], np.cumsum(pieces[cut])])),
-        part_row=ids(row[slot >= 0]),
+        entity_chunk=ids(
+            np.concatenate([_side_by_side(entity_chunk[is_cut]), _side_by_side(entity_chunk[~is_cut])])
+        ),
+        merge_row=ids(np.concatenate([np.arange(2 * num_relations), cut])),
+        merge_part=ids(np.concatenate([[0], np.cumsum(parts)])),
+        part_row=ids(np.repeat(np.arange(len(parts)), parts)),
     )
+
+
+def _side_by_side(chunk: Array) -> Array:
+    """Chunks (start, length, row, part) longest first, with empty places for what a program lacks."""
+    chunk = chunk[np.argsort(-chunk[:, 1], kind="stable")]
+    empty = np.full((-len(chunk) % GPU_SIDE_BY_SIDE, 4), [0, 0, 0, GPU_NO_CHUNK])
+    return np.concatenate([chunk, empty])
 
 
 def _distinct(relation: Array, entity: Array, num_entities: int, num_relations: int) -> Array:

@@ -68,11 +68,14 @@ class ContextGraph:
     def to(self, device: torch.device | str) -> "ContextGraph":
         """The same graph on another device."""
         plan = Plan(*(field.to(device) for field in self.plan))
-        return ContextGraph(self.triples.to(device), self.num_entities, self.num_relations, plan)
+        graph = ContextGraph(self.triples.to(device), self.num_entities, self.num_relations, plan)
+        if graph.device.type == "cuda":
+            _ = graph.gpu_plan  # made here: a captured or compiled step could not
+        return graph
 
     @cached_property
     def gpu_plan(self) -> GpuPlan:
-        """Index tensors of the Triton kernels, made on first use: do so before a CUDA graph is captured."""
+        """Index tensors of the Triton kernels, made with the graph on a GPU, elsewhere on first use."""
         return build_gpu_plan(self.plan)
 
     @cached_property

@@ -1,0 +1,124 @@
+"""Rows cut into chunks, put together from their parts: one launch forward, one backward.
+
+A program takes a block of columns of a row and its parts in the order of the chunks, so the sums repeat in
+every bit.
+"""
+
+import triton
+import triton.language as tl
+
+from lightcake_fast.kernels.gpu_tiles import LN2, LOWEST
+
+
+@triton.jit
+def merge_row(
+    n, column_block, rows_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr,
+    out_ptr, sum_ptr, lse_ptr,
+    HAS_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    ACC: tl.constexpr,
+):  # fmt: skip
+    """A block of columns of one row from its parts, in the order of the chunks."""
+    row = tl.load(row_ptr + n).to(tl.int64)
+    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
+    column = column_block * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = (column < WIDTH)[None, :]
+    low = float("-inf")
+
+    top = tl.full([BLOCK_P], LOWEST, ACC)
+    for p in range(first, end, BLOCK_P):
+        part = p + tl.arange(0, BLOCK_P)
+        top = tl.maximum(top, tl.load(part_top_ptr + part, mask=part < end, other=low))
+    row_top = tl.max(top)
+
+    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    total = tl.zeros([BLOCK_P], ACC)
+    for p in range(first, end, BLOCK_P):
+        part = p + tl.arange(0, BLOCK_P)
+        live = part < end
+        factor = tl.exp2(tl.load(part_top_ptr + part, mask=live, other=low) - row_top)
+        total += factor * tl.load(part_total_ptr + part, mask=live, other=0.0)
+        tile_ptr = part_ptr + part.to(tl.int64)[:, None] * WIDTH + column[None, :]
+        acc += factor[:, None] * tl.load(tile_ptr, mask=live[:, None] & inside, other=0.0)
+    row_total = tl.sum(total)
+    some = tl.maximum(row_total, 0.5)  # a live triple at the top weighs one
+    update = tl.sum(acc, 0)[None, :] * (1.0 / some)
+    place = row * WIDTH + column[None, :]
+    if HAS_SUM:
+        tl.store(sum_ptr + place, update, mask=inside)
+    own = tl.load(rows_ptr + place, mask=inside, other=0.0).to(ACC)
+    tl.store(out_ptr + place, (own + update).to(out_ptr.dtype.element_ty), mask=inside)
+    lse = tl.where(row_total > 0, (row_top + tl.log2(some)) * LN2, float("inf"))
+    tl.store(lse_ptr + row, lse, mask=column_block == 0)
+
+
+@triton.jit
+def merge_pass(
+    x_ptr, y_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr,
+    new_x_ptr, new_y_ptr, sum_x_ptr, sum_y_ptr, lse_x_ptr, lse_y_ptr, relation_rows, relation_programs,
+    HAS_SUM: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_P_LONG: tl.constexpr, BLOCK_C_LONG: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Rows cut into chunks from their parts: first relations, few of many parts, then cut entities.
+
+    Bytes a part: its row.
+    """
+    p = tl.program_id(0)
+    if p < relation_programs:
+        blocks = tl.cdiv(WIDTH, BLOCK_C_LONG)
+        merge_row(
+            p // blocks, p % blocks, y_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr,
+            new_y_ptr, sum_y_ptr, lse_y_ptr, HAS_SUM, WIDTH, BLOCK_P_LONG, BLOCK_C_LONG, ACC,
+        )  # fmt: skip
+    else:
+        blocks = tl.cdiv(WIDTH, BLOCK_C)
+        p -= relation_programs
+        merge_row(
+            relation_rows + p // blocks, p % blocks, x_ptr, row_ptr, bound_ptr,
+            part_ptr, part_top_ptr, part_total_ptr, new_x_ptr, sum_x_ptr, lse_x_ptr,
+            HAS_SUM, WIDTH, BLOCK_P, BLOCK_C, ACC,
+        )  # fmt: skip
+
+
+@triton.jit
+def sum_row(
+    n, column_block, gradient_ptr, row_ptr, bound_ptr, part_ptr, out_ptr,
+    WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """A block of columns of one row's gradient: its own plus its parts, in the order of the chunks."""
+    place = tl.load(row_ptr + n).to(tl.int64) * WIDTH
+    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
+    column = (column_block * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
+    inside = column < WIDTH
+    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    for p in range(first, end, BLOCK_P):
+        part = (p + tl.arange(0, BLOCK_P))[:, None]
+        acc += tl.load(part_ptr + part.to(tl.int64) * WIDTH + column, mask=(part < end) & inside, other=0.0)
+    own = tl.load(gradient_ptr + place + column, mask=inside, other=0.0).to(ACC)
+    total = own + tl.sum(acc, 0)[None, :]
+    tl.store(out_ptr + place + column, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def sum_pass(
+    g_ptr, q_ptr, row_ptr, bound_ptr, part_ptr, grad_x_ptr, grad_y_ptr, relation_rows, relation_programs,
+    WIDTH: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_P_LONG: tl.constexpr, BLOCK_C_LONG: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """The gradient of rows cut into chunks: first relations, few of many parts, then cut entities.
+
+    Bytes a part: its row.
+    """
+    p = tl.program_id(0)
+    if p < relation_programs:
+        blocks = tl.cdiv(WIDTH, BLOCK_C_LONG)
+        sum_row(
+            p // blocks, p % blocks, q_ptr, row_ptr, bound_ptr, part_ptr, grad_y_ptr,
+            WIDTH, BLOCK_P_LONG, BLOCK_C_LONG, ACC,
+        )  # fmt: skip
+    else:
+        blocks = tl.cdiv(WIDTH, BLOCK_C)
+        p -= relation_programs
+        sum_row(
+            relation_rows + p // blocks, p % blocks, g_ptr, row_ptr, bound_ptr, part_ptr, grad_x_ptr,
+            WIDTH, BLOCK_P, BLOCK_C, ACC,
+        )  # fmt: skip
