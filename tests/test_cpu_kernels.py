@@ -41,11 +41,12 @@ CASES = [
 ]
 
 
-def check(x: Tensor, y: Tensor, graph: ContextGraph, *, slack: float = 1.0, **options: Any) -> None:
+def check(x: Tensor, y: Tensor, graph: ContextGraph, *, gradient_slack: float = 1.0, **options: Any) -> None:
     """The passes give what the reference gives for the same numbers in float64."""
     expected = layer_results(x.double(), y.double(), graph, backend="reference", **options)
     for name, actual in layer_results(x, y, graph, backend="numba", **options).items():
         assert actual.dtype == x.dtype
+        slack = gradient_slack if name.startswith("dL/") else 1.0
         assert_close(actual, expected[name], name=f"{name}, {options}", slack=slack)
 
 
@@ -107,7 +108,7 @@ def test_random_graphs(data: st.DataObject) -> None:
         "context": data.draw(st.sampled_from(CONTEXTS)),
         "mask": data.draw(st.sampled_from((None, torch.tensor(out, dtype=torch.bool)))),
     }
-    check(x, y, graph, slack=4.0, **options)
+    check(x, y, graph, gradient_slack=4.0, **options)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -148,8 +149,10 @@ def test_scores_of_ten_thousand(score: str, most_x: int, most_y: int, dtype: tor
         torch.randint(-most, most + 1, (rows, 1), generator=random).to(dtype)
         for most, rows in ((most_x, graph.num_entities), (most_y, 2 * graph.num_relations))
     )
-    check(x, y, graph, score=score)
-    check(x, y, graph, score=score, mask=mask)
+    # the backward reads a row's share of the softmax slope off its new row, rounded at up to 4000
+    slack = 16.0 if dtype == torch.float32 else 1.0
+    check(x, y, graph, score=score, gradient_slack=slack)
+    check(x, y, graph, score=score, mask=mask, gradient_slack=slack)
 
 
 @pytest.mark.parametrize("rising", [True, False])
@@ -250,29 +253,48 @@ def test_no_array_of_triples_times_width(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sum(allocated) - results > 20 * 2 * len(triples)  # what the passes hand on was counted
 
 
-def test_a_second_process_finds_the_compiled_passes(tmp_path: Path) -> None:
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter, from the checkout."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).resolve().parent.parent,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_another_process_finds_the_compiled_passes() -> None:
     code = """
-import hashlib, torch
+import torch
 from tests.graphs import layer_inputs, layer_results
-x, y, graph, mask = layer_inputs("hubs", 7, torch.float32)
+x, y, graph, mask = layer_inputs("degrees", 7, torch.float32)
 results = layer_results(x, y, graph, mask=mask, backend="numba")
-print(*(hashlib.sha256(t.numpy().tobytes()).hexdigest() for t in results.values()))
+print([table.tolist() for table in results.values()])
+"""
+    x, y, graph, mask = layer_inputs("degrees", 7, torch.float32)
+    results = layer_results(x, y, graph, mask=mask, backend="numba")  # compiled by now, if not before
+    other = run_python(code)
+    assert other.stderr == ""  # a pass that compiles says so
+    assert other.stdout.strip() == str([table.tolist() for table in results.values()])
+
+
+def test_a_first_call_says_why_it_waits_and_adds_files_once(tmp_path: Path) -> None:
+    code = """
+import torch
+from lightcake_fast.kernels.cpu_backward import product_pass
+rows = torch.ones(3, 5)
+out = torch.zeros(3)
+product_pass("", 5, 1, rows, rows + 1, rows, out)
+print(out.tolist())
 """
     runs, files = [], []
     for _ in range(2):
-        runs.append(
-            subprocess.run(
-                [sys.executable, "-c", code],
-                cwd=Path(__file__).resolve().parent.parent,
-                env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-        )
-        files.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb*")})
-    assert files[0]
-    assert files[0] == files[1]
-    assert "compiling the CPU passes" in runs[0].stderr
+        runs.append(run_python(code, NUMBA_CACHE_DIR=str(tmp_path)))
+        files.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb[ic]")})
+    assert [run.stdout for run in runs] == ["[5.0, 5.0, 5.0]\n"] * 2
+    assert runs[0].stderr.count("compiling the CPU passes") == 1
     assert runs[1].stderr == ""
-    assert runs[0].stdout == runs[1].stdout
+    assert len(files[0]) == 2  # an index and the machine code
+    assert files[0] == files[1]
