@@ -1,0 +1,300 @@
+"""The layer's Numba passes against the float64 reference, and against themselves on other threads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward, plan
+from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
+from lightcake_fast.ops import context_layer
+from tests.comparison import assert_bitwise_equal, assert_close
+from tests.graphs import CONTEXTS, GRAPHS, SCORES, layer_inputs, layer_results, random_rows
+
+WIDTHS = (1, 16, 63, 64, 100, 256)
+DTYPES = (torch.float32, torch.float64)
+THREADS = (1, 2, 4)
+
+# a width of its own costs seconds of compilation for each score and type; the others share one
+COMPILED = {("distmult", 64, torch.float32), ("transe", 64, torch.float32), ("distmult", 256, torch.float32)}
+CASES = [
+    pytest.param(
+        score,
+        width,
+        dtype,
+        marks=pytest.mark.full if width in FIXED_WIDTHS and (score, width, dtype) not in COMPILED else [],
+        id=f"{score}-{width}-{dtype}",
+    )
+    for score in SCORES
+    for width in WIDTHS
+    for dtype in DTYPES
+]
+
+
+def check(x: Tensor, y: Tensor, graph: ContextGraph, *, gradient_slack: float = 1.0, **options: Any) -> None:
+    """The passes give what the reference gives for the same numbers in float64."""
+    expected = layer_results(x.double(), y.double(), graph, backend="reference", **options)
+    for name, actual in layer_results(x, y, graph, backend="numba", **options).items():
+        assert actual.dtype == x.dtype
+        slack = gradient_slack if name.startswith("dL/") else 1.0
+        assert_close(actual, expected[name], name=f"{name}, {options}", slack=slack)
+
+
+@pytest.fixture
+def on_threads() -> Iterator[tuple[int, ...]]:
+    """Thread counts to try; afterwards PyTorch has as many as before."""
+    before = torch.get_num_threads()
+    yield THREADS
+    torch.set_num_threads(before)
+
+
+def test_fresh_memory_is_poisoned() -> None:
+    """Else none of these tests would see a number that nobody wrote."""
+    x = torch.zeros(2, 3)
+    for fresh in (x.new_empty(4), torch.empty_like(x), torch.empty(2)):
+        assert fresh.isnan().all()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(("score", "width", "dtype"), CASES)
+def test_equals_the_reference(name: str, score: str, width: int, dtype: torch.dtype) -> None:
+    x, y, graph, mask = layer_inputs(name, width, dtype)
+    for context in CONTEXTS:
+        for used in (None, mask):
+            check(x, y, graph, score=score, context=context, mask=used)
+
+
+@pytest.mark.parametrize("name", ["hubs", "relation_edges"])
+def test_rows_are_cut(name: str) -> None:
+    """Else the merges of parts would go untested."""
+    cuts = layer_inputs(name, 1, torch.float32)[2].plan
+    assert (cuts.relation_part.diff() > 1).any()
+    if name == "hubs":
+        assert cuts.cut_row.tolist() == [0]
+
+
+@settings(max_examples=3000, deadline=None)
+@given(data=st.data())
+def test_random_graphs(data: st.DataObject) -> None:
+    entities, relations = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
+    ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
+    triples = data.draw(st.lists(ids, max_size=60))
+    out = data.draw(st.lists(st.booleans(), min_size=len(triples), max_size=len(triples)))
+    with pytest.MonkeyPatch.context() as patch:  # many cuts in a small graph
+        for constant, most in (("RELATION_CHUNK", 9), ("ENTITY_CHUNK", 9), ("TASK_COST", 30)):
+            patch.setattr(plan, constant, data.draw(st.integers(1, most), label=constant))
+        graph = ContextGraph.from_triples(
+            torch.tensor(triples, dtype=torch.int64).view(-1, 3), entities, relations
+        )
+    x, y = random_rows(
+        graph,
+        data.draw(st.sampled_from((1, 5))),
+        data.draw(st.sampled_from(DTYPES)),
+        scale=data.draw(st.sampled_from((0.7, 2.0))),
+        seed=data.draw(st.integers(0, 99)),
+    )
+    options = {
+        "score": data.draw(st.sampled_from(SCORES)),
+        "context": data.draw(st.sampled_from(CONTEXTS)),
+        "mask": data.draw(st.sampled_from((None, torch.tensor(out, dtype=torch.bool)))),
+    }
+    check(x, y, graph, gradient_slack=4.0, **options)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_triple_masked(name: str, score: str, context: str) -> None:
+    x, y, graph, _ = layer_inputs(name, 16, torch.float32)
+    mask = torch.ones(graph.num_triples, dtype=torch.bool)
+    results = layer_results(x, y, graph, score=score, context=context, mask=mask, backend="numba")
+    unchanged = layer_results(x, y, empty(graph), score=score, context=context, backend="reference")
+    for table, actual in results.items():
+        assert_bitwise_equal(actual, unchanged[table], name=table)
+
+
+def empty(graph: ContextGraph) -> ContextGraph:
+    """A graph of as many entities and relations without triples."""
+    none = torch.zeros(0, 3, dtype=torch.int64)
+    return ContextGraph.from_triples(none, graph.num_entities, graph.num_relations)
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(("entities", "relations", "width"), [(3, 2, 4), (0, 2, 4), (3, 0, 4), (3, 2, 0)])
+def test_nothing_to_do(entities: int, relations: int, width: int, score: str) -> None:
+    graph = ContextGraph.from_triples(torch.zeros(0, 3, dtype=torch.int64), entities, relations)
+    x, y = random_rows(graph, width, torch.float32)
+    results = layer_results(x, y, graph, score=score, backend="numba")
+    assert_bitwise_equal(results["entities"], x)
+    assert_bitwise_equal(results["relations"], y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("score", "most_x", "most_y"), [("distmult", 20, 25), ("transe", 4000, 2000)])
+def test_scores_of_ten_thousand(score: str, most_x: int, most_y: int, dtype: torch.dtype) -> None:
+    """In whole numbers and one column, where the scores of either type are exact."""
+    _, _, graph, mask = layer_inputs("hubs", 1, dtype)
+    random = torch.Generator().manual_seed(3)
+    x, y = (
+        torch.randint(-most, most + 1, (rows, 1), generator=random).to(dtype)
+        for most, rows in ((most_x, graph.num_entities), (most_y, 2 * graph.num_relations))
+    )
+    # the backward reads a row's share of the softmax slope off its new row, rounded at up to 4000
+    slack = 16.0 if dtype == torch.float32 else 1.0
+    check(x, y, graph, score=score, gradient_slack=slack)
+    check(x, y, graph, score=score, mask=mask, gradient_slack=slack)
+
+
+@pytest.mark.parametrize("rising", [True, False])
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_that_change_far_within_a_row(score: str, rising: bool) -> None:
+    """The running maximum of the one relation moves with nearly every triple, or never again."""
+    ends = torch.arange(600).view(2, 300)
+    graph = ContextGraph.from_triples(torch.stack([ends[0], 0 * ends[0], ends[1]], 1), 600, 1)
+    x, y = random_rows(graph, 16, torch.float64)
+    lengths = torch.logspace(-2, 1.3, 300, dtype=torch.float64)
+    check(x * (lengths if rising else lengths.flip(0)).repeat(2)[:, None], y, graph, score=score)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zero_lengths(dtype: torch.dtype) -> None:
+    """TransE where t = r + h: the score has no slope there, and nothing divides by it."""
+    x, y, graph, mask = layer_inputs("duplicates", 16, dtype)
+    check(torch.ones_like(x), torch.zeros_like(y), graph, score="transe")
+    y[0] = 0  # of the loops of relation 0 alone
+    assert ((graph.triples[:, 0] == graph.triples[:, 2]) & (graph.triples[:, 1] == 0)).any()
+    check(x, y, graph, score="transe")
+    check(x, y, graph, score="transe", mask=mask)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("score", SCORES)
+def test_threads_and_runs_do_not_change_a_bit(score: str, context: str, on_threads: tuple[int, ...]) -> None:
+    for name in ("hubs", "relation_edges"):
+        x, y, graph, mask = layer_inputs(name, 64, torch.float32)
+        runs = []
+        for count in (*on_threads, on_threads[-1]):
+            torch.set_num_threads(count)
+            runs.append(layer_results(x, y, graph, score=score, context=context, mask=mask, backend="numba"))
+        for run in runs[1:]:
+            for table, actual in run.items():
+                assert_bitwise_equal(actual, runs[0][table], name=f"{table} of {name}")
+
+
+def test_as_many_threads_as_pytorch_has(on_threads: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, graph, _ = layer_inputs("hubs", 64, torch.float32)
+    pool, helpers = cpu_compiler._pool, set[int]()
+
+    def recorded(size: int, flushes_denormals: bool) -> ThreadPoolExecutor:
+        helpers.add(size)
+        return pool(size, flushes_denormals)
+
+    monkeypatch.setattr(cpu_compiler, "_pool", recorded)
+    for count in on_threads:
+        helpers.clear()
+        torch.set_num_threads(count)
+        layer_results(x, y, graph, backend="numba")
+        assert max(helpers, default=0) == count - 1
+
+
+def test_threads_treat_denormals_as_their_caller(on_threads: tuple[int, ...]) -> None:
+    """Rows of zeros get e_t - e_r = 3e-39, below what a normal float32 holds."""
+    heads = torch.arange(4000) % 200
+    triples = torch.stack([heads, torch.zeros_like(heads), 200 + torch.arange(4000) // 20], 1)
+    graph = ContextGraph.from_triples(triples, 400, 1)
+    x, y = torch.zeros(400, 64), torch.zeros(2, 64)
+    x[200:], y[0] = 1.5e-38, 1.2e-38
+    for flush in (True, False):
+        for count in on_threads:
+            torch.set_num_threads(count)
+            try:
+                if not torch.set_flush_denormal(flush):
+                    pytest.skip("this processor cannot flush denormals")
+                rows, _ = context_layer(x, y, graph, score="transe", backend="numba")
+            finally:
+                torch.set_flush_denormal(False)
+            assert ((rows[:200] == 0) == flush).all()
+
+
+def test_no_array_of_triples_times_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = torch.Generator().manual_seed(4)
+    triples = torch.randint(0, 50, (10_000, 3), generator=random)
+    graph = ContextGraph.from_triples(triples, 50, 50)
+    x, y = random_rows(graph, 64, torch.float32)
+    allocated = []
+
+    def counted(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def allocate_counted(*args: Any, **kwargs: Any) -> Tensor:
+            fresh = allocate(*args, **kwargs)
+            allocated.append(fresh.nbytes)
+            return fresh
+
+        return allocate_counted
+
+    for owner, name in (
+        (torch, "empty_like"),
+        *((torch.Tensor, method) for method in ("new_empty", "new_full", "new_zeros", "clone")),
+    ):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    outputs = cpu_forward.forward(x, y, graph.plan, None, "distmult", "both")
+    cpu_backward.backward(x, y, x, y, *outputs, graph.plan, "distmult")
+    results = 2 * (x.nbytes + y.nbytes)
+    assert sum(allocated) - results < 60 * 2 * len(triples)
+    assert sum(allocated) - results > 20 * 2 * len(triples)  # what the passes hand on was counted
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh interpreter, from the checkout."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).resolve().parent.parent,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_another_process_finds_the_compiled_passes() -> None:
+    code = """
+import torch
+from tests.graphs import layer_inputs, layer_results
+x, y, graph, mask = layer_inputs("degrees", 7, torch.float32)
+results = layer_results(x, y, graph, mask=mask, backend="numba")
+print([table.tolist() for table in results.values()])
+"""
+    x, y, graph, mask = layer_inputs("degrees", 7, torch.float32)
+    results = layer_results(x, y, graph, mask=mask, backend="numba")  # compiled by now, if not before
+    other = run_python(code)
+    assert other.stderr == ""  # a pass that compiles says so
+    assert other.stdout.strip() == str([table.tolist() for table in results.values()])
+
+
+def test_a_first_call_says_why_it_waits_and_adds_files_once(tmp_path: Path) -> None:
+    code = """
+import torch
+from lightcake_fast.kernels.cpu_backward import product_pass
+rows = torch.ones(3, 5)
+out = torch.zeros(3)
+product_pass("", 5, 1, rows, rows + 1, rows, out)
+print(out.tolist())
+"""
+    runs, files = [], []
+    for _ in range(2):
+        runs.append(run_python(code, NUMBA_CACHE_DIR=str(tmp_path)))
+        files.append({path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nb[ic]")})
+    assert [run.stdout for run in runs] == ["[5.0, 5.0, 5.0]\n"] * 2
+    assert runs[0].stderr.count("compiling the CPU passes") == 1
+    assert runs[1].stderr == ""
+    assert len(files[0]) == 2  # an index and the machine code
+    assert files[0] == files[1]
