@@ -1,4 +1,4 @@
-"""The operator and the graph: gradients, types, weights, concurrency, wrong arguments, the order of work."""
+"""The operator: gradients, contract, types, weights, concurrency and wrong arguments."""
 
 import threading
 from typing import Any
@@ -147,34 +147,3 @@ def test_wrong_arguments_are_named(change: dict[str, Any], named: str) -> None:
         context_layer(
             arguments.pop("entities"), arguments.pop("relations"), random_graph(40, 10, 2), **arguments
         )
-
-
-@pytest.mark.parametrize(
-    ("triples", "named"),
-    [
-        (torch.zeros(3, 3), "triples"),
-        (torch.zeros(3, 2, dtype=torch.int64), "triples"),
-        (torch.tensor([[5, 0, 0]]), "head"),
-        (torch.tensor([[0, 2, 0]]), "relation"),
-        (torch.tensor([[0, 0, -1]]), "tail"),
-    ],
-)
-def test_wrong_triples_are_named(triples: Tensor, named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        ContextGraph.from_triples(triples, 5, 2)
-
-
-def test_plan_places_every_triple_once() -> None:
-    graph = random_graph(500, 30, 4, hub=0.5)
-    plan, (heads, relation_ids, tails) = graph.plan, graph.context_triples
-    given = torch.cat([plan.triple, plan.triple + 500]).long()
-    place = torch.cat([plan.forward, plan.inverse]).long()
-    assert torch.equal(given.sort().values, torch.arange(1000))
-    assert torch.equal(place.sort().values, torch.arange(1000))
-    order = torch.empty(1000, dtype=torch.int64).scatter(0, place, given)
-    assert torch.equal(plan.context_relation.long(), relation_ids[order])
-    assert torch.equal(plan.context_tail.long(), tails[order])
-    assert torch.equal(heads[order], heads.sort().values)
-    assert torch.equal(plan.head.long(), heads[plan.triple.long()])
-    lengths = plan.entity_chunk.diff()
-    assert torch.equal(plan.entity_chunk_row.repeat_interleave(lengths).long(), heads[order])
