@@ -36,8 +36,8 @@ format: $(DEV_STAMP)  ## apply ruff's fixes and format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: $(DEV_STAMP)  ## time the op and its baselines
-	$(RUN) -m pytest bench --benchmark-only
+bench: $(DEV_STAMP)  ## time a layer on the CPU against plain PyTorch
+	$(RUN) -m bench.cpu_layer family
 
 clean:  ## remove caches and build outputs; keeps the environment and runs/
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
