@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.disassembly import Block, Instruction, Statement, loops_around, read_listing, statements
+from bench.disassembly import (
+    Block,
+    Frame,
+    Instruction,
+    Statement,
+    branch_statement,
+    loop_around,
+    read_listing,
+)
 
 Counts = npt.NDArray[Any]  # one number a program
 
@@ -36,7 +44,7 @@ class Tally:
     assumed: bool = False
 
 
-Key = tuple[str, int]  # file and first line of a statement
+Key = tuple[Frame, ...]  # where a statement stands, and the calls that it was inlined at
 
 
 @dataclass(frozen=True)
@@ -96,17 +104,13 @@ class Program:
         votes: Counter[Statement] = Counter()
         for number in members:
             for instruction in self.blocks[number].instructions:
-                around = [s for file, line in instruction.frames for s in loops_around(file, line)]
-                votes.update(around[:1])
+                around = loop_around(instruction.frames)
+                votes.update([around] if around else [])
         return max(votes, key=lambda s: votes[s], default=None)
 
     def statement(self, number: int) -> Statement | None:
         """What the branch at the end of a block was compiled from; None if that is no such statement."""
-        for file, line in self.blocks[number].instructions[-1].frames:
-            found = statements(file).get(line)
-            if found is not None:
-                return found
-        return None
+        return branch_statement(self.blocks[number].instructions[-1].frames)
 
 
 class _Flow:
@@ -161,10 +165,12 @@ class _Flow:
         return [holds, count - holds] if weights[0] > weights[1] else [count - holds, holds]
 
     def _tally(self, statement: Statement) -> Tally:
-        tally = self.tallies.get((statement.file, statement.line))
-        if tally is None:
-            raise ValueError(f"no count for `{statement.text}` at {statement.file}:{statement.line}")
-        return tally
+        # compilers may drop a call that they inlined: the place tells enough where there is but one
+        known = [t for key, t in self.tallies.items() if key == statement.key]
+        known = known or [t for key, t in self.tallies.items() if key[0] == statement.key[0]]
+        if len(known) != 1:
+            raise ValueError(f"{len(known)} counts for `{statement.text}` at {statement.key}")
+        return known[0]
 
     def _guard(self, statement: Statement, number: int, count: Counts) -> list[Counts]:
         """A branch around a loop, or around a piece of an unrolled one: taken where trips are left for it."""
@@ -222,26 +228,24 @@ class _Flow:
             if len(block.successors) == 2 and statement in found and self._left_by(number) is None:
                 for target in block.successors:
                     region = frozenset(self._region(number, target))
-                    nested = any(self.program.statement(n) == statement for n in region)
-                    if region and not nested and self._loads(statement, region):
+                    nested = any(
+                        len(self.program.blocks[n].successors) == 2 and self.program.statement(n) == statement
+                        for n in region
+                    )
+                    if region and not nested and self._loads(region):
                         found[statement].append(region)
         return found
 
     def _trips(self, statement: Statement, piece: frozenset[int]) -> int:
         """How many trips a piece takes at a time."""
-        loads = self._loads(statement, piece)
-        unit = min(self._loads(statement, other) for other in self.pieces[statement])
+        loads = self._loads(piece)
+        unit = min(self._loads(other) for other in self.pieces[statement])
         if not unit or loads % unit:
             raise ValueError(f"cannot tell how `{statement.text}` was unrolled: {loads} and {unit} loads")
         return loads // unit
 
-    def _loads(self, statement: Statement, piece: frozenset[int]) -> int:
-        body = set(statement.body)
-        return sum(
-            i.opcode.startswith("LDG") and any(f == statement.file and line in body for f, line in i.frames)
-            for number in piece
-            for i in self._code(number)
-        )
+    def _loads(self, piece: frozenset[int]) -> int:
+        return sum(i.opcode.startswith("LDG") for number in piece for i in self._code(number))
 
     def loop_of(self, piece: frozenset[int]) -> Loop | None:
         """The loop that a piece is."""
@@ -254,8 +258,8 @@ class _Flow:
         if loop is None:
             return None
         exits = [n for n in loop.blocks if set(self.program.blocks[n].successors) - loop.blocks]
-        if number in exits and len(exits) > 1:
-            raise ValueError(f"a loop with several exits: {self._place(loop.header)}")
+        if len(exits) != 1:
+            raise ValueError(f"a loop with {len(exits)} exits: {self._place(loop.header)}")
         return loop if number in exits else None
 
     def _compilers_own(self, number: int, count: Counts) -> list[Counts]:

@@ -5,7 +5,7 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 CLASSES = {
@@ -31,17 +31,20 @@ _CONDITIONAL = re.compile(r"BRA(\.\w+)* !?U?P\d")
 _ZEROING = re.compile(r"HFMA2(\.MMA)? \w+, -RZ, RZ, ")
 
 
+Frame = tuple[str, int]  # a source file and a line
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One machine instruction.
 
     Attributes:
         text: as disassembled, without its guard.
-        frames: its (file, line), then those of the calls that it was inlined at.
+        frames: its own, then those of the calls that it was inlined at.
     """
 
     text: str
-    frames: tuple[tuple[str, int], ...]
+    frames: tuple[Frame, ...]
 
     @property
     def opcode(self) -> str:
@@ -71,7 +74,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Statement:
-    """A ``for``, ``while`` or ``if`` of a kernel's source."""
+    """A ``for``, ``while`` or ``if`` of a kernel's source, or of a function inlined at a chain of calls."""
 
     text: str  # its first line
     is_loop: bool
@@ -79,6 +82,12 @@ class Statement:
     line: int
     body: range  # lines
     orelse: range  # lines
+    calls: tuple[Frame, ...] = ()  # the innermost first
+
+    @property
+    def key(self) -> tuple[Frame, ...]:
+        """What tells it from others: where it stands, and where it was called from."""
+        return (self.file, self.line), *self.calls
 
 
 def read_listing(listing: str) -> list[Block]:
@@ -106,7 +115,7 @@ class _Reader:
         self.blocks = [Block()]
         self.labels: dict[str, int] = {}
         self.ends: dict[int, tuple[str | None, bool]] = {}  # a block's target, and whether it may go on
-        self.frames: list[tuple[str, int]] = []
+        self.frames: list[Frame] = []
         self.frames_are_old = True
 
     def line(self, line: str) -> None:
@@ -124,17 +133,19 @@ class _Reader:
             self.frames, self.frames_are_old = [], False
         self.frames.append((file, int(line)))
         if outer and outer_line:
-            self.frames.append((outer, int(outer_line)))
+            self.frames.append((outer, int(outer_line)))  # the next line tells where that was inlined
 
     def instruction(self, text: str) -> None:
         self.frames_are_old = True
         guard = _GUARD.match(text)
         text = text[guard.end() :] if guard else text
-        self.blocks[-1].instructions.append(Instruction(text, tuple(self.frames)))
+        self.blocks[-1].instructions.append(Instruction(text, tuple(dict.fromkeys(self.frames))))
         opcode = text.split()[0]
         conditional = guard is not None or _CONDITIONAL.match(text) is not None
-        if opcode.startswith("BRA") and not opcode.startswith("BRA.DIV"):
-            target = _TARGET.search(text)
+        target = _TARGET.search(text)
+        # sm_80 leaves some loops by a call that never returns, to a label of the same function
+        jumps = opcode.startswith("BRA") or (opcode.startswith("CALL") and target)
+        if jumps and not opcode.startswith("BRA.DIV"):
             self.end(target.group(1) if target else None, conditional)
         elif opcode.startswith(("EXIT", "RET")) and not conditional:
             self.end(None, False)
@@ -166,8 +177,26 @@ def _reachable(blocks: Sequence[Block]) -> list[Block]:
     return [Block(blocks[n].instructions, [rank[t] for t in blocks[n].successors]) for n in sorted(seen)]
 
 
+def branch_statement(frames: tuple[Frame, ...]) -> Statement | None:
+    """The statement whose header a branch stands in."""
+    for depth, (file, line) in enumerate(frames):
+        found = _statements(file).get(line)
+        if found is not None:
+            return replace(found, calls=frames[depth + 1 :])
+    return None
+
+
+def loop_around(frames: tuple[Frame, ...]) -> Statement | None:
+    """The innermost loop whose header or body an instruction stands in."""
+    for depth, (file, line) in enumerate(frames):
+        loops = [s for s in set(_statements(file).values()) if s.is_loop and s.line <= line < s.body.stop]
+        if loops:
+            return replace(max(loops, key=lambda loop: loop.line), calls=frames[depth + 1 :])
+    return None
+
+
 @functools.cache
-def statements(file: str) -> dict[int, Statement]:
+def _statements(file: str) -> dict[int, Statement]:
     """The branching statements of a source file, by each line of their headers.
 
     Loops over a ``static_range`` are none: Triton unrolls them.
@@ -194,13 +223,6 @@ def statements(file: str) -> dict[int, Statement]:
             for line in range(node.lineno, max(body.start, node.lineno + 1)):
                 found[line] = statement
     return found
-
-
-@functools.cache
-def loops_around(file: str, line: int) -> list[Statement]:
-    """The loops whose body or header holds a line, the innermost first."""
-    loops = {s for s in statements(file).values() if s.is_loop and s.line <= line < s.body.stop}
-    return sorted(loops, key=lambda loop: -loop.line)
 
 
 def _lines(statements: Sequence[ast.stmt]) -> range:

@@ -2,12 +2,13 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from bench.control_flow import Program, Tally
+from bench.control_flow import Key, Program, Tally
 from bench.disassembly import count_kinds
 from bench.launches import Launch, Recording, Resources, program, record, resources
 from bench.trip_counts import trip_counts
@@ -145,8 +146,8 @@ def _innermost_blocks(code: Program) -> set[int]:
     return set().union(*innermost)
 
 
-def _assumed(tallies: dict[tuple[str, int], Tally]) -> list[str]:
-    return [f"{file}:{line}" for (file, line), tally in tallies.items() if tally.assumed]
+def _assumed(tallies: Mapping[Key, Tally]) -> list[str]:
+    return sorted({f"{key[0][0]}:{key[0][1]}" for key, tally in tallies.items() if tally.assumed})
 
 
 def resident_warps(used: Resources, num_warps: int, card: Card) -> int:

@@ -56,18 +56,19 @@ def row_traffic(graph: ContextGraph, launches: Sequence[Launch], width: int) -> 
             case "relation_pass":
                 pairs, rows = _relation_pass(launch)
                 gathered, relation = gathered + tables * pairs, relation + tables * rows
-                parts += len(launch.arguments["part_ptr"])
+                parts += rows  # a sum of the relation and one of its inverse
             case "entity_pass":
                 pairs, rows = _entity_pass(launch)
                 # the backward also reads the rows of the inverse relation
                 gathered, relation = gathered + tables * pairs, relation + (1 if forward else 4) * rows
                 own += (2 if forward or not launch.arguments["OWN"] else 3) * graph.num_entities
-                parts += len(launch.arguments["part_ptr"])
+                parts += int((launch.arguments["chunk_ptr"][:, 3] >= 0).sum())
             case "merge_pass" | "sum_pass":
                 own += 2 * len(launch.arguments["row_ptr"])
-                parts += len(launch.arguments["part_ptr"])
+                parts += int(launch.arguments["bound_ptr"].max())
             case "product_pass":
-                own += (2 if launch.arguments["FROM_SUM"] else 3) * launch.arguments["rows"]
+                rows = len(launch.arguments["product_x_ptr"]) + len(launch.arguments["product_y_ptr"])
+                own += (2 if launch.arguments["FROM_SUM"] else 3) * rows
             case _:
                 raise ValueError(f"{launch.name}: no count of its rows")
     other = sum(_other_bytes(launch, width) for launch in launches)

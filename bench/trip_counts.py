@@ -29,7 +29,7 @@ def trip_counts(function: Any, arguments: Mapping[str, Any], grid: Sequence[int]
         grid: programs along each axis.
 
     Returns:
-        A tally for each ``for``, ``while`` and ``if`` that compiles to a branch, by file and line.
+        A tally for each ``for``, ``while`` and ``if`` that compiles to a branch, by place and calls.
 
     Raises:
         ValueError: if a loop's bounds are unknown, or a statement is of a kind that kernels do not use.
@@ -49,8 +49,8 @@ class _Source:
     file: str
     first_line: int
 
-    def key(self, statement: ast.stmt) -> Key:
-        return self.file, self.first_line + statement.lineno - 1
+    def place(self, node: ast.stmt | ast.expr) -> tuple[str, int]:
+        return self.file, self.first_line + node.lineno - 1
 
 
 @functools.cache
@@ -72,7 +72,7 @@ class _Frame:
     returned: Any = None
 
     def error(self, node: ast.stmt, reason: str) -> ValueError:
-        file, line = self.source.key(node)
+        file, line = self.source.place(node)
         return ValueError(f"{file}:{line}: {reason} in `{ast.unparse(node).splitlines()[0]}`")
 
 
@@ -86,6 +86,7 @@ class _Evaluator:
         first, second, _ = self.sizes
         self.ids = [numbers % first, numbers // first % second, numbers // (first * second)]
         self.tallies: dict[Key, Tally] = {}
+        self.calls: list[tuple[str, int]] = []  # that are being run, the innermost last
 
     def call(self, function: Any, values: dict[str, Any], active: Array) -> Any:
         """Run a Triton function on the given values of its parameters."""
@@ -192,7 +193,7 @@ class _Evaluator:
         self.tally(statement, frame, Tally(active, rounds[0], np.sum(rounds, axis=0)))
 
     def tally(self, statement: ast.stmt, frame: _Frame, tally: Tally) -> None:
-        self.add({frame.source.key(statement): tally}, 1)
+        self.add({(frame.source.place(statement), *self.calls[::-1]): tally}, 1)
 
     def add(self, met: Mapping[Key, Tally], times: Array | int) -> None:
         """Add to the tallies those of something that runs so often."""
@@ -269,7 +270,10 @@ class _Evaluator:
         if hasattr(function, "fn") and not module.startswith("triton."):
             bound = inspect.signature(function.fn).bind(*values, **named)
             bound.apply_defaults()
-            return self.call(function, dict(bound.arguments), active)
+            self.calls.append(frame.source.place(node))
+            result = self.call(function, dict(bound.arguments), active)
+            self.calls.pop()
+            return result
         if name in ("program_id", "num_programs"):
             axis = [*values, named.get("axis")][0]
             return self.ids[axis] if name == "program_id" else self.sizes[axis]

@@ -1,0 +1,196 @@
+"""Compile every kernel for absent cards and look at the code: ``python -m bench.compile_check``.
+
+A kernel passes without spills and local memory, with rows loaded 16 bytes at a time, and without a barrier
+in a loop that one warp runs alone. Failures name the kernel and the target.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from bench.launches import TARGETS, Launch, program, record, resources
+from bench.layer_cost import full_tiles, launch_layer
+from lightcake_fast.cli import ArgumentParser, run
+from lightcake_fast.segments import Segments
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+ROW_BYTES = 16  # of a row that a lane loads at once
+_ROW_LOADS = ("load_tile", "load_row")  # functions of gpu_tiles.py
+
+
+@dataclass(frozen=True)
+class Check:
+    """One kernel in one specialisation on one target.
+
+    Attributes:
+        problems: what is wrong with its code; empty where nothing is.
+    """
+
+    target: str
+    kernel: str
+    width: int
+    dtype: str
+    score: str
+    context: str
+    masked: bool
+    registers: int
+    problems: list[str]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer to compile; the score "segments" stands for the general op."""
+
+    target: str
+    width: int = 256
+    dtype: str = "float32"
+    score: str = "distmult"
+    context: str = "both"
+    masked: bool = True
+
+
+def cases(targets: Sequence[str], *, everything: bool = False) -> Iterator[Case]:
+    """What is compiled: sm_90 in all its specialisations and wide rows, the others at d = 256."""
+    for target, dtype, score in itertools.product(
+        targets, ("float32", "bfloat16"), ("distmult", "transe", "segments")
+    ):
+        yield Case(target, dtype=dtype, score=score)
+    if "sm_90" in targets:
+        for score in ("distmult", "transe"):
+            yield Case("sm_90", score=score, masked=False)
+            yield Case("sm_90", score=score, context="entity")
+            yield Case("sm_90", score=score, context="relation")
+            for width in (512, 1024):
+                yield Case("sm_90", score=score, width=width)
+    if everything:
+        widths = (64, 100, 128, 512, 1024, 2048)
+        for target, dtype, score, width in itertools.product(
+            targets, DTYPES, ("distmult", "transe", "segments"), widths
+        ):
+            yield Case(target, width, dtype, score)
+
+
+def check(case: Case) -> list[Check]:
+    """Compile a case's kernels and look at each."""
+    return [
+        Check(
+            **asdict(case),
+            kernel=launch.name,
+            registers=resources(launch).registers,
+            problems=problems(launch),
+        )
+        for launch in _launches(case)
+    ]
+
+
+def problems(launch: Launch) -> list[str]:
+    """What is wrong with a kernel's code."""
+    used = resources(launch)
+    found = [
+        f"{amount} {what}"
+        for amount, what in (
+            (used.spills, "spills"),
+            (used.local, "bytes of local memory"),
+            (used.stack, "bytes of stack"),
+        )
+        if amount
+    ]
+    aligned = launch.arguments["WIDTH"] * _row_itemsize(launch) % ROW_BYTES == 0
+    if launch.compiled.metadata.target.backend != "cuda":
+        if aligned and "dwordx4" not in launch.compiled.asm["amdgcn"]:
+            found.append("no load of 16 bytes")
+        return found
+    code = program(launch)
+    narrow = [
+        i.opcode
+        for i in code.instructions
+        if i.opcode.startswith("LDG") and _is_row_load(i.frames) and not re.search(r"\.(128|256)", i.opcode)
+    ]
+    if aligned and narrow:
+        found.append(f"{len(narrow)} narrow loads of rows: {narrow[0]}")
+    if launch.num_warps == 1:
+        barriers = sum(
+            i.opcode.startswith("BAR") for loop in code.loops for i in code.loop_instructions(loop)
+        )
+        if barriers:
+            found.append(f"{barriers} barriers in loops of one warp")
+    return found
+
+
+def _is_row_load(frames: tuple[tuple[str, int], ...]) -> bool:
+    from lightcake_fast.kernels import gpu_tiles
+
+    for name in _ROW_LOADS:
+        function = getattr(gpu_tiles, name)
+        code = function.fn.__code__
+        first = code.co_firstlineno
+        last = first + len(function.src.splitlines()) + 1
+        if any(file == code.co_filename and first <= line <= last for file, line in frames):
+            return True
+    return False
+
+
+def _row_itemsize(launch: Launch) -> int:
+    rows = [t for t in launch.arguments.values() if isinstance(t, torch.Tensor) and t.ndim == 2]
+    return min((t.dtype.itemsize for t in rows if t.is_floating_point()), default=4)
+
+
+def _launches(case: Case) -> list[Launch]:
+    graph, dtype = full_tiles(), DTYPES[case.dtype]
+    if case.score != "segments":
+        options: dict[str, Any] = {"score": case.score, "context": case.context, "masked": case.masked}
+        return launch_layer(graph, case.target, width=case.width, dtype=dtype, **options).launches
+    from lightcake_fast.kernels import segment_gpu
+
+    index = torch.randint(4, (1000,))  # four rows that are gathered often: cut
+    bounds = torch.tensor([0, 200, *range(202, 1002, 2)])
+    segments = Segments.from_csr(bounds, index, 4)
+    values, s = torch.zeros(4, case.width, dtype=dtype), torch.zeros(1000)
+    count = segments.num_segments
+
+    def op() -> None:
+        out, lse = segment_gpu.forward(s, values, segments.plan, count)
+        segment_gpu.backward(out.to(dtype), s, values, out, lse, segments.plan)
+
+    return record(case.target, op).launches
+
+
+def check_all(chosen: Sequence[Case], processes: int) -> list[Check]:
+    """Compile cases in several processes; each target's cases go together."""
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return [one for found in pool.map(check, chosen) for one in found]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print what was compiled and what is wrong; 1 if something is."""
+    parser = ArgumentParser("python -m bench.compile_check", "Compile every kernel for absent cards.")
+    parser.add_argument("--target", nargs="*", choices=tuple(TARGETS), default=list(TARGETS))
+    parser.add_argument("--everything", action="store_true", help="more widths and types: many minutes")
+    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    parser.add_argument("--json", action="store_true", help="print JSON, a kernel an entry")
+    arguments: argparse.Namespace = parser.parse_args(argv)
+    checks = check_all(list(cases(arguments.target, everything=arguments.everything)), arguments.processes)
+    bad = [one for one in checks if one.problems]
+    if arguments.json:
+        print(json.dumps([asdict(one) for one in checks], indent=1))
+    else:
+        for one in bad:
+            print(
+                f"{one.kernel} on {one.target}, d = {one.width}, {one.dtype}, {one.score}, {one.context}"
+                f"{', masked' if one.masked else ''}: {'; '.join(one.problems)}"
+            )
+        print(f"{len(checks)} kernels compiled, {len(bad)} with problems")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
