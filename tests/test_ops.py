@@ -153,8 +153,15 @@ def test_16_bit_rows_are_computed_in_float32(name: str, score: str, dtype: torch
 def test_autocast_runs_in_float32(dtype: torch.dtype) -> None:
     x, y, graph, mask = layer_inputs("degrees", 16, torch.float32)
     expected = layer_results(x, y, graph, mask=mask, backend="numba")
+    wide = layer_results(x.double(), y.double(), graph, mask=mask, backend="numba")
     with torch.autocast("cpu", dtype):
         assert_same(layer_results(x, y, graph, mask=mask, backend="numba"), expected)
+        assert_same(layer_results(x.double(), y.double(), graph, mask=mask, backend="numba"), wide)
+        # the operator itself, whose passes take no 16-bit rows
+        rows = ops._context_layer(
+            x.to(dtype), y.to(dtype), list(graph.plan), mask, "distmult", "both", "numba"
+        )
+    assert [table.dtype for table in rows[:2]] == [torch.float32] * 2
 
 
 def test_any_layout_of_inputs() -> None:
