@@ -42,7 +42,7 @@ class ContextGraph:
         Raises:
             ValueError: if the shape or type is wrong, an id is out of range or T is 2^30 or more.
         """
-        given = torch.as_tensor(triples)
+        given = torch.as_tensor(triples).clone()  # the plan is made of these: they must not change under it
         if given.dtype != torch.int64 or given.ndim != 2 or given.shape[1] != 3:
             raise ValueError(f"triples: got {given.dtype} {tuple(given.shape)}, wanted torch.int64 (T, 3)")
         if len(given) >= 2**30:

@@ -183,3 +183,10 @@ def test_a_graph_moves_with_all_it_holds() -> None:
 def test_wrong_triples_are_refused(triples: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ContextGraph.from_triples(triples, 5, 2)
+
+
+def test_the_callers_triples_may_change_afterwards() -> None:
+    triples = torch.tensor([[0, 0, 1], [1, 0, 2]])
+    graph = ContextGraph.from_triples(triples, 4, 1)
+    triples[0, 0] = 3
+    assert graph.triples[0, 0] == 0
