@@ -152,7 +152,8 @@ class LightCAKE(nn.Module):
             Scores (B, R), the logits of p(r | h, t).
         """
         entities, relations = refined
-        heads, tails = entities.index_select(0, pairs[:, 0]), entities.index_select(0, pairs[:, 1])
+        # one gather: its gradient is a table of N rows
+        heads, tails = entities.index_select(0, pairs.T.reshape(-1)).chunk(2)
         if self.unknown_head is not None and self.unknown_tail is not None:
             if self.training:
                 draw = torch.rand(len(pairs), generator=generator, device=pairs.device)
@@ -182,8 +183,9 @@ def _dropout(table: Tensor, share: float, generator: Generator | None) -> Tensor
     """Dropout from a generator of one's own, which ``torch.nn.functional.dropout`` does not take.
 
     Sixteen random bits an entry, four entries a draw: drawing a float for each took longer than a layer.
+    Multiplying by a bool takes a quarter of the time of ``masked_fill`` on a CPU.
     """
     draws = torch.empty(-(-table.numel() // 4), dtype=torch.int64, device=table.device)
     bits = draws.random_(-(2**63), None, generator=generator).view(torch.int16)
-    dropped = (bits[: table.numel()] < round(share * 2**16) - 2**15).view_as(table)
-    return (table * (1 / (1 - share))).masked_fill(dropped, 0)
+    kept = (bits[: table.numel()] >= round(share * 2**16) - 2**15).view_as(table)
+    return table * kept * (1 / (1 - share))
