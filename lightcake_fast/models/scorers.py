@@ -1,7 +1,7 @@
 """The score of every raw relation for each of a batch of pairs, as one matrix.
 
-Heads and tails have shape (B, d), relations (R, d), scores (B, R): one or two matrix products, and no tensor of
-B x R x d. A complex row of d/2 numbers lies as d reals: real parts, then imaginary parts.
+Heads and tails have shape (B, d), relations (R, d), scores (B, R): one or two matrix products, without a
+tensor of B x R x d. A complex row of d/2 numbers lies as d reals: real parts, then imaginary parts.
 """
 
 from collections.abc import Callable
