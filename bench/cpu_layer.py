@@ -5,7 +5,8 @@ Run from the repository root on otherwise idle cores:
     python -m bench.cpu_layer ddb14 wn18rr
     python -m bench.cpu_layer ddb14 --width 64 --peer ../shared/prototypes/cpu_relation_first.py
 
-Results are compared before anything is timed; the two take turns and the best round of each counts.
+Results are compared before anything is timed; the two take turns and the best round of each counts. With
+--keep-memory the process is set up as one that trains: freed memory is kept, which helps both.
 A peer is a script that prints "ms total X" for the data sets it is given, as the design's prototype does.
 """
 
@@ -26,6 +27,7 @@ from torch import Tensor
 from lightcake_fast.data import load_dataset
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer
+from lightcake_fast.training.runtime import prepare_process
 
 TOLERANCE = 2e-4  # largest difference of a gradient, over the largest entry
 
@@ -105,10 +107,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="rounds, best counts (default 7)")
     parser.add_argument("--scores", nargs="+", default=["distmult", "transe"])
     parser.add_argument("--peer", help="script to time beside, DistMult at d = 256 only")
+    parser.add_argument("--keep-memory", action="store_true", help="as lightcake_fast.train does")
     arguments = parser.parse_args()
+    if arguments.keep_memory:
+        prepare_process()
 
     table = Table(
         title=f"one layer, forward + backward, d = {arguments.width}, {torch.get_num_threads()} threads"
+        + ", freed memory kept" * arguments.keep_memory
     )
     for column in (
         "data set",
