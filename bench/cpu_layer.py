@@ -12,6 +12,7 @@ A peer is a script that prints "ms total X" for the data sets it is given, as th
 
 import argparse
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -79,11 +80,22 @@ def extra_bytes(dataset: str, width: int, score: str) -> float:
     return float(out.stdout)
 
 
-def peer_milliseconds(script: str | None, dataset: str) -> float | None:
+def peer_milliseconds(script: str | None, dataset: str, keep_memory: bool) -> float | None:
     """What the peer prints for the data set, or None without a peer."""
     if script is None:
         return None
-    out = subprocess.run([sys.executable, script, dataset], capture_output=True, text=True, check=True)
+    kept = {
+        "THP_MEM_ALLOC_ENABLE": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**31),
+    }
+    out = subprocess.run(
+        [sys.executable, script, dataset],
+        env=os.environ | (kept if keep_memory else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return float(out.stdout.split("ms total ")[1].split()[0])
 
 
@@ -137,7 +149,11 @@ def main() -> None:
                 raise SystemExit(f"{dataset} {score}: results differ by {difference:.1e}, not timed")
             times = [(milliseconds(fused), milliseconds(eager)) for _ in range(arguments.rounds)]
             ours, theirs = (min(column) for column in zip(*times, strict=True))
-            peer = peer_milliseconds(arguments.peer, dataset) if score == "distmult" else None
+            peer = (
+                peer_milliseconds(arguments.peer, dataset, arguments.keep_memory)
+                if score == "distmult"
+                else None
+            )
             extra = extra_bytes(dataset, arguments.width, score) / (2 * graph.num_triples)
             table.add_row(
                 dataset, score, f"{difference:.0e}", f"{ours:.1f}", f"{theirs:.0f}", f"{theirs / ours:.1f}",
