@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from lightcake_fast.errors import InputError
 from lightcake_fast.training import checkpoint
 from lightcake_fast.training.checkpoint import load_checkpoint, replace_text, save_checkpoint
+from lightcake_fast.training.config import ADDED, TrainingConfig
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.run_folder import RunFolder
 from tests.comparison import assert_bitwise_equal
@@ -107,6 +108,22 @@ def test_what_belongs_to_another_run_is_refused(
         load(tmp_path / "x", **changes)
 
 
+def test_a_checkpoint_older_than_the_choice_of_models_is_a_lightcake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fixed = TrainingConfig.fixed
+    with monkeypatch.context() as older:
+        older.setattr(
+            TrainingConfig,
+            "fixed",
+            lambda config: {name: value for name, value in fixed(config).items() if name not in ADDED},
+        )
+        save(tmp_path / "x")
+    assert_bitwise_equal(load(tmp_path / "x")[0]["entities"], TENSORS["entities"])
+    with pytest.raises(InputError, match="made with model 'lightcake', the run's is 'complex'"):
+        load(tmp_path / "x", model="complex")
+
+
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "FORMAT", 0)
     save(tmp_path / "x")
@@ -148,7 +165,7 @@ def test_folders_of_the_same_second_differ(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
     paths = [RunFolder.create(resolve({}), "family:50").path for _ in range(3)]
-    stem = Path("runs/family-50-distmult-20260101-000000")
+    stem = Path("runs/family-50-lightcake-distmult-20260101-000000")
     assert paths == [stem, Path(f"{stem}-2"), Path(f"{stem}-3")]
 
 

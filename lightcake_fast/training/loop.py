@@ -198,7 +198,7 @@ class Trainer:
         self.model.load_state_dict(self._run.load_best(position.best_epoch, self._graph.fingerprint))
         results = {
             "dataset": self._graph.name,
-            "score": self._config.score,
+            "model": self._config.title,
             "ties": self._config.ties,
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
             "epochs": position.epoch,

@@ -217,10 +217,11 @@ class RunFolder:
         if not file.exists():
             return None
         try:
-            results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
+            results = json.loads(file.read_text(encoding="utf-8"))
+            # the first version's results have no model
+            return {"model": self.config.title, **results}
+        except (ValueError, TypeError) as error:
             raise InputError(f"{file}: damaged: {error}") from error
-        return results
 
     def drop_results(self) -> None:
         """Forget the final figures: a finished run goes on with more epochs."""
@@ -230,6 +231,6 @@ class RunFolder:
 def _free_path(config: TrainingConfig, name: str) -> Path:
     """A folder under `runs/` that is not there yet."""
     readable = re.sub(r"[^\w.-]+", "-", name)
-    stem = f"{readable}-{config.score}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{readable}-{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in count(1))
     return next(path for path in candidates if not path.exists())
