@@ -10,7 +10,17 @@ from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fi
 from lightcake_fast.training.presets import BEST, OWN_FOLDER, PAPER, resolve
 
 FIXED_ON_RESUME = ["dataset", "preset", "score", "context", "layers", "dim", "relation_bias", "batch_size"]
-FIXED_ON_RESUME += ["lr", "l2", "seed", "input_dropout", "row_dropout", "unseen_rate", "mask_targets", "ties"]
+FIXED_ON_RESUME += [
+    "lr",
+    "lr_decay",
+    "l2",
+    "seed",
+    "input_dropout",
+    "row_dropout",
+    "unseen_rate",
+    "mask_targets",
+    "ties",
+]
 
 
 def parsed(*argv: str) -> dict[str, Any]:

@@ -132,6 +132,13 @@ class TrainingConfig:
     )
     batch_size: int = _flag("training triples a step", "optimisation", at_least=1, metavar="B")
     lr: float = _flag("Adam's step size", "optimisation", above=0, metavar="LR")
+    lr_decay: float = _flag(
+        "share by which the step size falls after each epoch",
+        "optimisation",
+        at_least=0,
+        below=1,
+        metavar="P",
+    )
     l2: float = _flag(
         "c adds c/2 times the sum of squares of both embedding tables to the loss",
         "optimisation",
