@@ -21,10 +21,9 @@ FIXED_ON_RESUME = [
     "context",
     "layers",
     "dim",
-    "relation_bias",
-    "batch_size",
 ]
-FIXED_ON_RESUME += ["lr", "l2", "seed", "input_dropout", "row_dropout", "unseen_rate", "mask_targets", "ties"]
+FIXED_ON_RESUME += ["relation_bias", "batch_size", "lr", "lr_decay", "l2", "seed"]
+FIXED_ON_RESUME += ["input_dropout", "row_dropout", "unseen_rate", "mask_targets", "ties"]
 
 
 def parsed(*argv: str) -> dict[str, Any]:

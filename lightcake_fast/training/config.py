@@ -24,7 +24,7 @@ OWN_FIELDS = {
     "a2n": ("mask_targets", "backend"),
 }
 # Fields that run folders of the first version lack, with the values that they stood for.
-ADDED: dict[str, Any] = {"model": "lightcake", "decomposition": "basis", "bases": 4}
+ADDED: dict[str, Any] = {"model": "lightcake", "decomposition": "basis", "bases": 4, "lr_decay": 0.0}
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -163,6 +163,13 @@ class TrainingConfig:
     )
     batch_size: int = _flag("training triples a step", "optimisation", at_least=1, metavar="B")
     lr: float = _flag("Adam's step size", "optimisation", above=0, metavar="LR")
+    lr_decay: float = _flag(
+        "share by which the step size falls after each epoch",
+        "optimisation",
+        at_least=0,
+        below=1,
+        metavar="P",
+    )
     l2: float = _flag(
         "c adds c/2 times the sum of squares of both embedding tables to the loss",
         "optimisation",

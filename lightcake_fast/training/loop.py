@@ -148,6 +148,7 @@ class Trainer:
         position = self.position
         order = epoch_order(self._config.seed, position.epoch, len(self._graph.train)).to(self._device)
         self.model.train()
+        self._step.start_epoch(position.epoch)
         for batch in torch.split(order, self._config.batch_size)[position.step :]:
             self._step(batch)
             position.step += 1

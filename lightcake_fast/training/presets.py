@@ -14,6 +14,7 @@ PAPER: Settings = {
     "dim": 256,
     "batch_size": 512,
     "lr": 5e-3,
+    "lr_decay": 0.0,
     "l2": 1e-7,
     "epochs": 20,
     "patience": 3,
@@ -36,6 +37,7 @@ def _best(
     epochs: int,
     l2: float = 1e-7,
     lr: float = 5e-3,
+    lr_decay: float = 0.0,
     patience: int = 4,
 ) -> Settings:
     """A row of `BEST`: the bias and the masking helped everywhere."""
@@ -44,6 +46,7 @@ def _best(
         "dim": dim,
         "batch_size": batch_size,
         "lr": lr,
+        "lr_decay": lr_decay,
         "l2": l2,
         "epochs": epochs,
         "patience": patience,
