@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import LightCAKE
+from lightcake_fast.models import RelationModel
 from lightcake_fast.training.config import TrainingConfig
 
 
@@ -24,7 +24,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        model: LightCAKE,
+        model: RelationModel,
         context: ContextGraph,
         triples: Tensor,
         config: TrainingConfig,
