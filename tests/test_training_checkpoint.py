@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from lightcake_fast.errors import InputError
 from lightcake_fast.training import checkpoint
 from lightcake_fast.training.checkpoint import load_checkpoint, replace_text, save_checkpoint
-from lightcake_fast.training.config import ADDED, TrainingConfig
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.run_folder import RunFolder
 from tests.comparison import assert_bitwise_equal
@@ -108,18 +107,8 @@ def test_what_belongs_to_another_run_is_refused(
         load(tmp_path / "x", **changes)
 
 
-def test_a_checkpoint_older_than_the_choice_of_models_is_a_lightcake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fixed = TrainingConfig.fixed
-    with monkeypatch.context() as older:
-        older.setattr(
-            TrainingConfig,
-            "fixed",
-            lambda config: {name: value for name, value in fixed(config).items() if name not in ADDED},
-        )
-        save(tmp_path / "x")
-    assert_bitwise_equal(load(tmp_path / "x")[0]["entities"], TENSORS["entities"])
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "x")
     with pytest.raises(InputError, match="made with model 'lightcake', the run's is 'complex'"):
         load(tmp_path / "x", model="complex")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightcake_fast import __version__
 from lightcake_fast.errors import InputError
-from lightcake_fast.training.config import ADDED, TrainingConfig
+from lightcake_fast.training.config import TrainingConfig
 
 FORMAT = 1
 NOTES = "lightcake_fast"  # key in the header of the file
@@ -124,10 +124,11 @@ def _check_identity(path: Path, notes: Mapping[str, Any], config: TrainingConfig
             f"{path}: made from another data set (fingerprint {notes['fingerprint'][:12]}) than "
             f"{config.dataset} is now ({fingerprint[:12]})"
         )
-    made_with = {**ADDED, **notes["config"]}
     for name, wanted in config.fixed().items():
-        if made_with.get(name) != wanted:
-            raise InputError(f"{path}: made with {name} {made_with.get(name)!r}, the run's is {wanted!r}")
+        if notes["config"].get(name) != wanted:
+            raise InputError(
+                f"{path}: made with {name} {notes['config'].get(name)!r}, the run's is {wanted!r}"
+            )
 
 
 def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -23,8 +23,6 @@ OWN_FIELDS = {
     "rgcn": ("layers", "decomposition", "bases", "mask_targets"),
     "a2n": ("mask_targets", "backend"),
 }
-# Fields that run folders of the first version lack, with the values that they stood for.
-ADDED: dict[str, Any] = {"model": "lightcake", "decomposition": "basis", "bases": 4, "lr_decay": 0.0}
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -263,7 +261,6 @@ class TrainingConfig:
             raise InputError(
                 f"got a JSON {type(values).__name__}, wanted an object with a field for each flag"
             )
-        values = {**ADDED, **values}
         saved = {field.name for field, flag, _ in fields() if flag.saved}
         for problem, names in (("unknown", values.keys() - saved), ("missing", saved - values.keys())):
             if names:

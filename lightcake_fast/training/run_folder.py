@@ -217,11 +217,10 @@ class RunFolder:
         if not file.exists():
             return None
         try:
-            results = json.loads(file.read_text(encoding="utf-8"))
-            # the first version's results have no model
-            return {"model": self.config.title, **results}
-        except (ValueError, TypeError) as error:
+            results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
             raise InputError(f"{file}: damaged: {error}") from error
+        return results
 
     def drop_results(self) -> None:
         """Forget the final figures: a finished run goes on with more epochs."""
