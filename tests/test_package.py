@@ -36,6 +36,7 @@ LAYERS = {
     "lightcake_fast.models": 2,
     "lightcake_fast.training": 3,
     "lightcake_fast.cli": 4,
+    "lightcake_fast.reproduce": 4,
     "lightcake_fast.train": 4,
     "lightcake_fast.data.__main__": 4,
     "lightcake_fast": 5,  # offers the public names of all layers, each imported when first asked for
