@@ -1,0 +1,32 @@
+"""The model that a configuration describes."""
+
+from torch import Generator
+
+from lightcake_fast.models import LightCAKE
+from lightcake_fast.training.config import TrainingConfig
+
+
+def build_model(
+    config: TrainingConfig, num_entities: int, num_relations: int, generator: Generator | None = None
+) -> LightCAKE:
+    """A new model with initial weights.
+
+    Args:
+        config: The run's configuration.
+        num_entities: N.
+        num_relations: R, raw relations.
+        generator: Source of the initial weights, on the device they shall lie on; None takes PyTorch's own.
+    """
+    return LightCAKE(
+        num_entities,
+        num_relations,
+        dim=config.dim,
+        layers=config.layers,
+        score=config.score,
+        context=config.context,
+        relation_bias=config.relation_bias,
+        input_dropout=config.input_dropout,
+        row_dropout=config.row_dropout,
+        unseen_rate=config.unseen_rate,
+        generator=generator,
+    )
