@@ -148,6 +148,7 @@ class Trainer:
         position = self.position
         order = epoch_order(self._config.seed, position.epoch, len(self._graph.train)).to(self._device)
         self.model.train()
+        self._step.start_epoch(position.epoch)
         for batch in torch.split(order, self._config.batch_size)[position.step :]:
             self._step(batch)
             position.step += 1
@@ -198,7 +199,7 @@ class Trainer:
         self.model.load_state_dict(self._run.load_best(position.best_epoch, self._graph.fingerprint))
         results = {
             "dataset": self._graph.name,
-            "score": self._config.score,
+            "model": self._config.title,
             "ties": self._config.ties,
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
             "epochs": position.epoch,
