@@ -111,7 +111,7 @@ class RunFolder:
         """
         file = path / CONFIG
         if not file.is_file():
-            raise InputError(f"{path} holds no run to resume: there is no {CONFIG} in it")
+            raise InputError(f"{path} holds no run: there is no {CONFIG} in it")
         try:
             return cls(path, TrainingConfig.from_json(file.read_text(encoding="utf-8")))
         except ValueError as error:
@@ -202,6 +202,16 @@ class RunFolder:
         if notes["epoch"] != epoch:
             raise InputError(f"{self.path / BEST}: got the weights of epoch {notes['epoch']}, wanted {epoch}")
         return weights
+
+    def load_weights(self, fingerprint: str) -> dict[str, Tensor]:
+        """The weights of the best epoch so far, whichever it is.
+
+        Raises:
+            InputError: No epoch has ended yet; see also `load_checkpoint`.
+        """
+        if not (self.path / BEST).exists():
+            raise InputError(f"{self.path} holds no weights yet: wanted a run with an epoch behind it")
+        return load_checkpoint(self.path / BEST, config=self.config, fingerprint=fingerprint)[0]
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the final figures: with them the run is finished."""
