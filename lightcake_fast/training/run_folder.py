@@ -144,7 +144,7 @@ class RunFolder:
     def write_id_maps(self, graph: KnowledgeGraph) -> None:
         """Write the names of entities and relations as `id<TAB>name` lines."""
         for file, names in (("entities.tsv", graph.entities), ("relations.tsv", graph.relations)):
-            replace_text(self.path / file, "".join(f"{id}\t{name}\n" for id, name in enumerate(names)))
+            replace_text(self.path / file, id_map(names))
 
     def read_metrics(self, epochs: int) -> list[dict[str, Any]]:
         """The records of the first `epochs` epochs; lines after them are dropped from the file too.
@@ -235,6 +235,11 @@ class RunFolder:
     def drop_results(self) -> None:
         """Forget the final figures: a finished run goes on with more epochs."""
         (self.path / RESULTS).unlink(missing_ok=True)
+
+
+def id_map(names: Sequence[str]) -> str:
+    """Names by id as `id<TAB>name` lines."""
+    return "".join(f"{id}\t{name}\n" for id, name in enumerate(names))
 
 
 def _free_path(config: TrainingConfig, name: str) -> Path:
