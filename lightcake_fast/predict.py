@@ -99,11 +99,8 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
         if near:
             console.print(f"names near {name!r}: {', '.join(map(repr, near))}", soft_wrap=True)
     if explanation is not None and options.explain:
-        console.print(
-            f"{explanation.relation}: score {explanation.score:.4f}; share: the part of it that goes when the "
-            "triple is left out of the graph; p without: the probability then",
-            soft_wrap=True,
-        )
+        console.print(f"{explanation.relation}: score {explanation.score:.4f}")
+        console.print("share: of the score, what goes with the triple; p without: the probability without it")
         for table in explanation_tables(explanation):
             console.print(table)
 

@@ -74,15 +74,19 @@ def _draw_neighbours(axes: Any, explanation: Explanation, near: Sequence[Context
     axes.set_ylim(-1.25, 1.25)
     ends = {explanation.head: (-1.35, 0.0), explanation.tail: (1.35, 0.0)}
     places = {**_neighbour_places(near, ends), **ends}
-    drawn: dict[tuple[str, str, str], ContextTriple] = {}
+    drawn: dict[tuple[str, str], dict[str, ContextTriple]] = {}
     for context in near:
         for triple in context.triples:
-            key = (triple.head, triple.relation, triple.tail)
-            # a triple of both contexts is one line, as wide as the larger weight
-            if key not in drawn or triple.weights[-1] > drawn[key].weights[-1]:
-                drawn[key] = triple
-    for triple in drawn.values():
-        _draw_line(axes, triple, places, set(ends))
+            line = drawn.setdefault((triple.head, triple.tail), {})
+            # a triple of both contexts counts with the larger weight
+            if triple.relation not in line or triple.weights[-1] > line[triple.relation].weights[-1]:
+                line[triple.relation] = triple
+    for (head, tail), line in drawn.items():
+        if head != tail:
+            between = head in ends and tail in ends
+            near_end = 0.15 if (tail, head) in drawn and head in ends else 0.38
+            place = 0.5 if between else (1 - near_end if tail in ends else near_end)
+            _draw_line(axes, list(line.values()), places[head], places[tail], place, aside=between)
     if len(ends) == 2:
         _arrow(axes, *ends.values(), color=PREDICTED, width=2.0, style="--")
         label = {"ha": "center", "va": "bottom", "color": PREDICTED, "size": 10, "weight": "bold"}
@@ -130,16 +134,19 @@ def _spread(count: int, *, middle: bool) -> Iterator[float]:
             yield 1.0 - 2.0 * n / (count - 1) if count > 1 else 0.0
 
 
-def _draw_line(axes: Any, triple: ContextTriple, places: dict[str, Point], ends: set[str]) -> None:
-    start, stop = places[triple.head], places[triple.tail]
-    between = triple.head in ends and triple.tail in ends  # beside the line of the prediction
-    color = FOR if triple.share >= 0 else AGAINST
-    _arrow(axes, start, stop, color=color, width=_width(triple.weights[-1]), bend=0.25 if between else 0.0)
-    share = 0.5 if between else (0.62 if triple.tail in ends else 0.38)
-    x, y = (b * (1 - share) + a * share for a, b in zip(start, stop, strict=True))
-    label = f"{_short(triple.relation)}  {triple.weights[-1]:.2f}"
+def _draw_line(
+    axes: Any, triples: Sequence[ContextTriple], start: Point, stop: Point, place: float, *, aside: bool
+) -> None:
+    """All triples with one head and tail, `aside` of the line of the prediction; labels at `place` in (0, 1)."""
+    widest = max(triples, key=lambda triple: triple.weights[-1])
+    color = _color(widest)
+    _arrow(axes, start, stop, color=color, width=_width(widest), bend=0.25 if aside else 0.0)
+    x, y = (a + (b - a) * place for a, b in zip(start, stop, strict=True))
+    if aside:
+        y = -0.3 if start < stop else 0.3
+    label = "\n".join(f"{_short(triple.relation)}  {triple.weights[-1]:.2f}" for triple in triples)
     look = {"ha": "center", "va": "center", "size": 8, "color": color, "zorder": 4, "bbox": _paper()}
-    axes.text(x, y - 0.3 * between, label, **look)
+    axes.text(x, y, label, **look)
 
 
 def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple]) -> None:
@@ -147,8 +154,8 @@ def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple]) -> Non
     if pairs:
         axes.text(0, -0.6, f"pairs that shape the relation {relation!r}", ha="center", size=9, color=INK)
     for row, triple in enumerate(pairs):
-        color = FOR if triple.share >= 0 else AGAINST
-        _arrow(axes, (-0.7, row), (0.7, row), color=color, width=_width(triple.weights[-1]))
+        color = _color(triple)
+        _arrow(axes, (-0.7, row), (0.7, row), color=color, width=_width(triple))
         axes.text(-0.8, row, _short(triple.head), ha="right", va="center", size=9)
         axes.text(0.8, row, _short(triple.tail), ha="left", va="center", size=9)
         axes.text(
@@ -173,8 +180,12 @@ def _arrow(
     axes.annotate("", stop, start, arrowprops=shape)
 
 
-def _width(weight: float) -> float:
-    return MIN_WIDTH + (MAX_WIDTH - MIN_WIDTH) * weight
+def _width(triple: ContextTriple) -> float:
+    return MIN_WIDTH + (MAX_WIDTH - MIN_WIDTH) * triple.weights[-1]
+
+
+def _color(triple: ContextTriple) -> str:
+    return FOR if triple.share >= 0 else AGAINST
 
 
 def _paper() -> dict[str, Any]:
