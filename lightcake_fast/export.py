@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import safetensors.torch
+from torch import Tensor
 
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
@@ -63,19 +64,22 @@ def main(argv: Sequence[str]) -> None:
     print(f"{target}: {rows} of width {embeddings.entities.shape[1]}")
 
 
+def _tensors(embeddings: Embeddings) -> dict[str, Tensor]:
+    tables = {name: getattr(embeddings, name) for name in ("entities", "relations", "seen")}
+    return {name: tensor.contiguous() for name, tensor in {**tables, **embeddings.others}.items()}
+
+
 def _write_file(embeddings: Embeddings, target: Path) -> None:
-    tensors = {"entities": embeddings.entities, "relations": embeddings.relations, **embeddings.others}
     names = {"entities": embeddings.entity_names, "relations": embeddings.relation_names}
     header = {key: json.dumps(value, ensure_ascii=False) for key, value in names.items()}
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    replace_file(target, lambda path: safetensors.torch.save_file(contiguous, path, metadata=header))
+    tensors = _tensors(embeddings)
+    replace_file(target, lambda path: safetensors.torch.save_file(tensors, path, metadata=header))
 
 
 def _write_folder(embeddings: Embeddings, target: Path) -> None:
     staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")  # the folder appears whole
     staging.mkdir()
-    tensors = {"entities": embeddings.entities, "relations": embeddings.relations, **embeddings.others}
-    for name, tensor in tensors.items():
+    for name, tensor in _tensors(embeddings).items():
         np.save(staging / f"{name}.npy", tensor.numpy(), allow_pickle=False)
     for name, names in (("entities", embeddings.entity_names), ("relations", embeddings.relation_names)):
         (staging / f"{name}.tsv").write_text(id_map(names), encoding="utf-8", newline="")

@@ -91,6 +91,7 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
         print(json.dumps(record, ensure_ascii=False))
         return
     console = Console(highlight=False, markup=False)
+    console.print(f"{prediction.head} → {prediction.tail}", soft_wrap=True)
     console.print(prediction_table(prediction))
     for note in prediction.notes:
         console.print(f"note: {note}", soft_wrap=True)
@@ -100,7 +101,7 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
             console.print(f"names near {name!r}: {', '.join(map(repr, near))}", soft_wrap=True)
     if explanation is not None and options.explain:
         console.print(f"{explanation.relation}: score {explanation.score:.4f}")
-        console.print("share: of the score, what goes with the triple; p without: the probability without it")
+        console.print("share: of the score, gone without the triple; p without: the probability then")
         for table in explanation_tables(explanation):
             console.print(table)
 

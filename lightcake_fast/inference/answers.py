@@ -37,6 +37,8 @@ class Embeddings:
     Attributes:
         entities: Refined entities `[N, d]`.
         relations: Refined relations, R rows and, for a model with context, R more of the inverses.
+        seen: Bool `[N]`, entities with a training triple; the vectors of unknown entities, where the model has
+            them, stand for the others.
         others: The model's other parameters by their own names: bias, vectors of unknown entities.
         entity_names: N names.
         relation_names: R names.
@@ -44,6 +46,7 @@ class Embeddings:
 
     entities: Tensor
     relations: Tensor
+    seen: Tensor
     others: dict[str, Tensor]
     entity_names: tuple[str, ...]
     relation_names: tuple[str, ...]

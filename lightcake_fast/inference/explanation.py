@@ -1,6 +1,6 @@
 """What a prediction rests on: the context triples of most weight, and the score without each of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 import torch
@@ -46,15 +46,13 @@ def explain(
         raise InputError(f"top: got {top}, wanted at least 1")
     relation = graph.relations.index(prediction.relations[0].relation)
     heads, relations, _ = context.context_triples
-    layers = list(_weights(model, context, backend))
-    alphas, betas = (torch.stack(weights) for weights in zip(*layers, strict=True))
-    chosen = []
+    members = {}
     if model.context != "relation":
-        chosen.append(("head", prediction.head, alphas, heads == ids[0]))
-        chosen.append(("tail", prediction.tail, alphas, heads == ids[1]))
+        members["head"], members["tail"] = heads == ids[0], heads == ids[1]
     if model.context != "entity":
-        chosen.append(("relation", graph.relations[relation], betas, relations == relation))
-
+        members["relation"] = relations == relation
+    entries = {of: rows.nonzero()[:, 0] for of, rows in members.items()}
+    layers = list(_weights(model, context, entries, backend))
     whole = scores(None)[relation].item()
 
     @cache  # a triple may lie in several contexts
@@ -64,23 +62,25 @@ def explain(
         masked = scores(mask)
         return masked[relation].item(), masked.double().softmax(0)[relation].item()
 
-    def listed(entry: int, weights: Tensor) -> ContextTriple:
+    def listed(entry: int, weights: tuple[float, ...]) -> ContextTriple:
         triple = entry % context.num_triples
         h, r, t = graph.train[triple].tolist()
         score, probability = left_out(triple)
         names = graph.entities[h], graph.relations[r], graph.entities[t]
         share = (whole - score) / abs(whole) if whole else 0.0
-        return ContextTriple(*names, tuple(weights[:, entry].tolist()), score, probability, share)
+        return ContextTriple(*names, weights, score, probability, share)
 
+    titles = {"head": prediction.head, "tail": prediction.tail, "relation": graph.relations[relation]}
     contexts = []
-    for of, name, weights, members in chosen:
-        entries = members.nonzero()[:, 0]
-        order = weights[:, entries].mean(0).argsort(descending=True, stable=True)[:top]
-        triples = tuple(listed(entry, weights) for entry in entries[order].tolist())
-        contexts.append(Context(of, name, len(entries), triples))
+    for of, rows in entries.items():
+        weights = torch.stack([layer[of] for layer in layers])
+        order = weights.mean(0).argsort(descending=True, stable=True)[:top]
+        chosen = zip(rows[order].tolist(), weights[:, order].T.tolist(), strict=True)
+        triples = tuple(listed(entry, tuple(values)) for entry, values in chosen)
+        contexts.append(Context(of, titles[of], len(rows), triples))
     return Explanation(
         prediction.head,
-        graph.relations[relation],
+        titles["relation"],
         prediction.tail,
         whole,
         prediction.relations[0].probability,
@@ -90,12 +90,15 @@ def explain(
 
 
 @torch.no_grad()
-def _weights(model: LightCAKE, context: ContextGraph, backend: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Alpha and beta, each (2T,), of every layer on its own input."""
+def _weights(
+    model: LightCAKE, context: ContextGraph, entries: Mapping[str, Tensor], backend: str
+) -> Iterator[dict[str, Tensor]]:
+    """The weights of the context triples numbered `entries`, of every layer on its own input."""
     entities: Tensor = model.entities
     relations: Tensor = model.relations
     for _ in range(model.layers):
-        yield context_weights(entities, relations, context, score=model.score, backend=backend)
+        alpha, beta = context_weights(entities, relations, context, score=model.score, backend=backend)
+        yield {of: (beta if of == "relation" else alpha)[rows] for of, rows in entries.items()}
         entities, relations = context_layer(
             entities, relations, context, score=model.score, context=model.context, backend=backend
         )

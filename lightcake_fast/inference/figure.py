@@ -84,15 +84,15 @@ def _draw_neighbours(axes: Any, explanation: Explanation, near: Sequence[Context
     for (head, tail), line in drawn.items():
         if head != tail:
             between = head in ends and tail in ends
-            near_end = 0.15 if (tail, head) in drawn and head in ends else 0.38
+            near_end = 0.2 if (tail, head) in drawn and head in ends else 0.4
             place = 0.5 if between else (1 - near_end if tail in ends else near_end)
             _draw_line(axes, list(line.values()), places[head], places[tail], place, aside=between)
     if len(ends) == 2:
         _arrow(axes, *ends.values(), color=PREDICTED, width=2.0, style="--")
         label = {"ha": "center", "va": "bottom", "color": PREDICTED, "size": 10, "weight": "bold"}
         axes.text(0, 0.04, explanation.relation, bbox=_paper(), **label)
-    for name, place in places.items():
-        _draw_entity(axes, name, place, end=name in ends)
+    for name, point in places.items():
+        _draw_entity(axes, name, point, end=name in ends)
 
 
 def _draw_entity(axes: Any, name: str, place: Point, *, end: bool) -> None:
@@ -137,7 +137,7 @@ def _spread(count: int, *, middle: bool) -> Iterator[float]:
 def _draw_line(
     axes: Any, triples: Sequence[ContextTriple], start: Point, stop: Point, place: float, *, aside: bool
 ) -> None:
-    """All triples with one head and tail, `aside` of the line of the prediction; labels at `place` in (0, 1)."""
+    """All triples of a head and a tail; `aside` of the prediction's line, their names at `place` in (0, 1)."""
     widest = max(triples, key=lambda triple: triple.weights[-1])
     color = _color(widest)
     _arrow(axes, start, stop, color=color, width=_width(widest), bend=0.25 if aside else 0.0)

@@ -9,7 +9,7 @@ from lightcake_fast.inference.answers import Context, ContextTriple, Explanation
 
 def prediction_table(prediction: Prediction) -> Table:
     """The likeliest relations of a pair."""
-    table = Table(title=f"{prediction.head} → {prediction.tail}")
+    table = Table()
     table.add_column("relation")
     table.add_column("probability", justify="right")
     for candidate in prediction.relations:

@@ -161,6 +161,7 @@ class TrainedModel:
         return Embeddings(
             entities[:-1],
             relations,
+            self._seen[:-1].cpu(),
             {name: value.cpu() for name, value in weights if name not in ("entities", "relations")},
             self.graph.entities,
             self.graph.relations,
