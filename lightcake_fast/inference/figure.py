@@ -137,7 +137,7 @@ def _spread(count: int, *, middle: bool) -> Iterator[float]:
 def _draw_line(
     axes: Any, triples: Sequence[ContextTriple], start: Point, stop: Point, place: float, *, aside: bool
 ) -> None:
-    """All triples of a head and a tail, `aside` of the prediction's line; names at `place` in (0, 1)."""
+    """All triples of a head and a tail; `aside` of the prediction's line; names at `place` in (0, 1)."""
     widest = max(triples, key=lambda triple: triple.weights[-1])
     color = _color(widest)
     _arrow(axes, start, stop, color=color, width=_width(widest), bend=0.25 if aside else 0.0)
