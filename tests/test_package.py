@@ -35,6 +35,7 @@ LAYERS = {
     "lightcake_fast.metrics": 2,
     "lightcake_fast.models": 2,
     "lightcake_fast.training": 3,
+    "lightcake_fast.efficiency": 4,
     "lightcake_fast.inference": 4,
     "lightcake_fast.cli": 5,
     "lightcake_fast.train": 5,
@@ -42,6 +43,7 @@ LAYERS = {
     "lightcake_fast.predict": 5,
     "lightcake_fast.evaluate": 5,
     "lightcake_fast.export": 5,
+    "lightcake_fast.report": 5,
     "lightcake_fast.reproduce": 5,
     "lightcake_fast.__main__": 5,
     "lightcake_fast": 6,  # offers the public names of all layers, each imported when first asked for
