@@ -2,8 +2,9 @@
 
 Equality with the float64 reference is checked first; then come the card's own ceilings, one layer forward and
 backward on four data sets beside its peers, the training step with and without a CUDA graph, a uniform graph
-beside the skewed ones, 16-bit rows, and a generated graph of Wikidata5M's size. What does not fit or is not
-installed is left out with a line that says so. ``--device cpu`` runs the same path on tiny sizes, for CI.
+beside the skewed ones, 16-bit rows, a generated graph of Wikidata5M's size, and other launch shapes. What is not
+installed or does not fit is left out with a line that says so. ``--device cpu`` runs the same path on tiny sizes,
+for CI.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE
-from lightcake_fast.ops import context_layer
+from lightcake_fast.ops import context_layer, tune_context_layer
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.segments import Segments, segment_softmax_aggregate
 from lightcake_fast.training.captured import WARM_UPS, CapturedStep, record, warm_up
@@ -303,6 +304,12 @@ def large(bench: Bench) -> Report:
     }
 
 
+def shapes(bench: Bench) -> Report:
+    """A layer's milliseconds by kernel and by numbers of a row in each lane: what should be shipped."""
+    graph = bench.graphs[bench.datasets[0]]
+    return {score: tune_context_layer(graph, bench.width, score=score) for score in ("distmult", "transe")}
+
+
 def _or_skipped(measure: Callable[[], Any]) -> Any:
     """A measurement, or the line that says why there is none."""
     try:
@@ -367,6 +374,8 @@ def main(argv: Sequence[str]) -> None:
         "uniform": lambda: uniform(bench),
         "large": lambda: large(bench),
     }
+    if bench.on_gpu:
+        sections["shapes"] = lambda: shapes(bench)
     print("\n".join(lines("machine", report["machine"])), flush=True)
     for name, section in sections.items():
         start = time.monotonic()
