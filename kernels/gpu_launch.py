@@ -12,8 +12,8 @@ from triton.runtime import driver
 
 from lightcake_fast.kernels.plan import GPU_SIDE_BY_SIDE
 
-# Numbers of a row tile in each lane: more of them share loads of ids, softmax and loop, fewer leave
-# registers for more warps. One warp to a program while its rows fit, so that no barrier is needed.
+# Numbers of a row tile in each lane, a quarter of them in float64: more share loads of ids, softmax and
+# loop, fewer leave registers for more warps. One warp to a program while its rows fit: no barrier is needed.
 _LANE_VALUES = {
     "forward.relation_pass": 32,
     "forward.entity_pass": 32,
@@ -29,7 +29,7 @@ OPTIONS: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True}
 def row_shape(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Launch arguments of a kernel over rows of this width and type: block sizes, warps, options."""
     lanes, padded = warp_size(), triton.next_power_of_2(width)
-    values = _LANE_VALUES[kernel] * lanes
+    values = _LANE_VALUES[kernel] * lanes // (4 if dtype == torch.float64 else 1)
     rows = min(max(values // padded, 1), GPU_SIDE_BY_SIDE)
     warps = min(max(padded // values, 1), 16)
     columns = max(_LOAD_BYTES // dtype.itemsize * lanes * warps // rows, 1)
@@ -48,7 +48,7 @@ def merge_shape(long_rows: bool, width: int, dtype: torch.dtype) -> dict[str, An
 
     A program takes a block of columns: of long rows a narrow one, to have many parts on the way at once.
     """
-    parts, columns = (32, 16) if long_rows else (4, 256)
+    parts, columns = (32, 16) if long_rows else (16 // sum_type(dtype).itemsize, 256)
     return {
         "WIDTH": width,
         "BLOCK_P": parts,

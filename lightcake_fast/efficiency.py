@@ -56,6 +56,11 @@ class Training:
         self._known = KnownRelations.of(self.graph)
         self._seen = torch.from_numpy(self.graph.seen_entities).to(self._device)
 
+    @property
+    def loss_sum(self) -> float:
+        """Sum of the losses of all triples stepped on so far."""
+        return self._step.loss_sum.item()
+
     def step(self) -> None:
         """One step on the next batch."""
         self.model.train()
@@ -82,17 +87,18 @@ class Training:
 
 
 def training_step(flags: Mapping[str, Any]) -> Computation:
-    """The step of a `Training`, for `peak_in_child`."""
-    return Training(flags).step
+    """A later step of a `Training`, for `peak_in_child`: the first makes Adam's averages."""
+    training = Training(flags)
+    training.step()
+    return training.step
 
 
 def peak_in_child(builder: str, *arguments: Any) -> int | None:
     """Peak memory of a computation on the CPU in a process of its own, in bytes.
 
-    It runs twice, and the second time counts, so that compilers and libraries have their memory by then.
-
     Args:
-        builder: "module:function"; called with the arguments, it gives the computation.
+        builder: "module:function"; called with the arguments, it gives the computation, ready: compilers and
+            libraries have their memory by then.
         arguments: Plain values.
 
     Returns:
@@ -150,11 +156,10 @@ def _peak() -> int:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The child of `peak_in_child`: build the computation, run it twice, print its peak."""
+    """The child of `peak_in_child`: build the computation, run it, print its peak."""
     builder, arguments = argv
     module, _, name = builder.partition(":")
     computation: Computation = getattr(importlib.import_module(module), name)(*json.loads(arguments))
-    computation()
     print(peak_of_call(computation, torch.device("cpu")))
 
 

@@ -287,10 +287,11 @@ def test_plan_holds_every_triple_once(name: str) -> None:
     head, relation, tail = graph.context_triples
     context = torch.stack([plan.context[:, 0], plan.context[:, 1]], 1)
     heads = torch.full((len(context),), -1)
-    for start, length, row, part in plan.entity_chunk.tolist():
-        assert length <= (0 if part == GPU_NO_CHUNK else kernels_plan.GPU_ENTITY_CHUNK)
-        assert (heads[start : start + length] == -1).all()
-        heads[start : start + length] = row
+    for start, end, row, part in plan.entity_chunk.tolist():
+        assert 0 <= end - start <= (0 if part == GPU_NO_CHUNK else kernels_plan.GPU_ENTITY_CHUNK)
+        assert end > 0
+        assert (heads[start:end] == -1).all()
+        heads[start:end] = row
     assert sorted(map(tuple, torch.stack([heads, *context.T], 1).tolist())) == sorted(
         zip(head.tolist(), relation.tolist(), tail.tolist(), strict=True)
     )
@@ -300,7 +301,8 @@ def test_plan_holds_every_triple_once(name: str) -> None:
         (plan.context[:, 0] + graph.num_relations) % (2 * graph.num_relations), plan.context[:, 3]
     )
     for group in plan.entity_chunk.view(-1, GPU_SIDE_BY_SIDE, 4):
-        assert (group[:-1, 1] >= group[1:, 1]).all()
+        lengths = group[:, 1] - group[:, 0]
+        assert (lengths[:-1] >= lengths[1:]).all()
         assert len(set((group[group[:, 3] != GPU_NO_CHUNK, 3] >= 0).tolist())) == 1
     lengths = plan.relation_chunk[:, 1] - plan.relation_chunk[:, 0]
     assert lengths.min() > 0

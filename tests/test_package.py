@@ -35,7 +35,7 @@ LAYERS = {
     "lightcake_fast.metrics": 2,
     "lightcake_fast.models": 2,
     "lightcake_fast.training": 3,
-    "lightcake_fast.efficiency": 4,
+    "lightcake_fast.efficiency": 5,
     "lightcake_fast.inference": 4,
     "lightcake_fast.cli": 5,
     "lightcake_fast.train": 5,
