@@ -65,7 +65,7 @@ class LayerStep:
         compute: gives the outputs.
         inputs: what the outputs are differentiated by.
         gradients: of a loss by each output.
-        parameters: numbers that a model with this one layer learns.
+        parameters: numbers that a model with this one layer learns; None for no model.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class LayerStep:
         compute: Callable[[], tuple[Tensor, ...]],
         inputs: Sequence[Tensor],
         gradients: Sequence[Tensor],
-        parameters: int,
+        parameters: int | None,
     ) -> None:
         self._compute, self._inputs, self._gradients = compute, inputs, gradients
         self.parameters = parameters
@@ -162,7 +162,7 @@ def gather_step(given: LayerInput) -> LayerStep:
         lambda: (_PlainGather.apply(given.entities, gather),),  # type: ignore[no-untyped-call]
         [given.entities],
         [given.entity_gradient],
-        given.entities.numel(),
+        None,
     )
 
 

@@ -89,7 +89,7 @@ def case(
     if peak > here:
         not_run(f"does not fit: {peak / 1e9:.1f} GB predicted, {here / 1e9:.1f} GB there", **what)
     if device.type == "cpu" and data.name not in SLOW_ON_CPU.get(name, data.name):
-        not_run(f"left out on a CPU, too slow there; {peak / 1e9:.1f} GB predicted", **what)
+        not_run(f"too slow for this suite on a CPU; {peak / 1e9:.2f} GB predicted", **what)
     step = BUILDERS[name](given)
     results, seconds = timed(step.both, device)
     if name in ("lightcake", "lightcake compiled"):  # the first call may have compiled

@@ -73,54 +73,57 @@ def draw_figures(measurements: Sequence[Measurement], folder: Path) -> list[tupl
 
 
 def _models(measurements: Sequence[Measurement], path: Path) -> None:
-    """Bars on log axes: throughput, peak memory and parameters of each model, grouped by data set."""
+    """Bars on log axes: throughput, peak memory and parameters; a model has its place in every group."""
     panels: list[tuple[str, Callable[[Measurement], float | None]]] = [
         ("million context triples a second\n(more is better)", lambda m: m.items_per_second / 1e6),
-        ("peak memory, MB\n(less is better)", lambda m: None if m.peak_bytes is None else m.peak_bytes / 1e6),
-        ("parameters, millions\n(less is better)", lambda m: m.parameters / 1e6 if m.parameters else None),
+        ("peak memory, MB\n(less is better)", lambda m: m.peak_bytes and m.peak_bytes / 1e6),
+        ("million parameters\n(less is better)", lambda m: m.parameters and m.parameters / 1e6),
     ]
-    figure, axes = _subplots(len(panels), 1, figsize=(9, 9))
+    groups = list(dict.fromkeys(m.data for m in measurements))
+    models = [model for model in COLOURS if any(m.model == model for m in measurements)]
+    width = len(models) + 1.5
+    figure, axes = _subplots(len(panels), 1, figsize=(max(6, 1 + 1.6 * len(groups)), 9), sharex=True)
     for axis, (label, value) in zip(axes, panels, strict=True):
-        shown = [m for m in measurements if value(m) is not None]
-        groups, models = dict.fromkeys(m.data for m in shown), dict.fromkeys(m.model for m in shown)
-        start = 0.0
-        ticks = []
-        for data in groups:
-            bars = [m for m in shown if m.data == data]
-            for n, m in enumerate(sorted(bars, key=lambda m: list(models).index(m.model))):
-                axis.bar(start + n, value(m), width=0.9, color=COLOURS.get(m.model, "#000000"))
-            ticks.append((start + (len(bars) - 1) / 2, data))
-            start += len(bars) + 1.5
+        for m in measurements:
+            height = value(m)
+            if height and m.model in models:
+                place = groups.index(m.data) * width + models.index(m.model)
+                axis.bar(place, height, width=0.9, color=COLOURS[m.model])
         axis.set_yscale("log")
-        axis.set_xticks([place for place, _ in ticks], [data for _, data in ticks])
+        axis.margins(x=0.01)
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.set_ylabel(label)
         _tidy(axis)
-    patches = [_patch(COLOURS.get(model, "#000000")) for model in models]
-    figure.legend(patches, list(models), loc="outside upper center", ncols=4, frameon=False)
+    middles = [n * width + (len(models) - 1) / 2 for n in range(len(groups))]
+    axes[-1].set_xticks(middles, groups)
+    patches = [_patch(COLOURS[model]) for model in models]
+    figure.legend(patches, models, loc="outside upper center", ncols=4, frameon=False)
     _save(figure, path)
 
 
 def _layers(measurements: Sequence[Measurement], path: Path) -> None:
     """Milliseconds a step over the number of LightCAKE's layers, R-GCN beside, a panel for each data set."""
     groups = dict.fromkeys(m.data for m in measurements)
-    figure, axes = _subplots(1, len(groups), figsize=(1 + 3.2 * len(groups), 3.6), sharey=False)
+    figure, axes = _subplots(1, len(groups), figsize=(1 + 3.2 * len(groups), 4))
     for axis, data in zip(axes, groups, strict=True):
         here = [m for m in measurements if m.data == data]
-        own = sorted((m for m in here if m.model.startswith("lightcake")), key=lambda m: m.layers or 0)
-        plain = [m for m in here if m.layers == 0]
-        own = plain[:1] + own
-        x, y = [m.layers for m in own], [m.seconds * 1e3 for m in own]
-        axis.plot(x, y, "o-", color=COLOURS["lightcake"], label="LightCAKE (0: DistMult)")
-        marks = zip([m for m in here if m.model.startswith("rgcn")], "s^v", strict=False)
-        for m, mark in marks:
-            axis.plot([m.layers], [m.seconds * 1e3], mark, color=COLOURS["rgcn"], label=m.model)
+        own = [m for m in here if m.layers == 0 or m.model.startswith("lightcake")]
+        points = sorted((m.layers or 0, m.seconds * 1e3) for m in own)
+        axis.plot(
+            *zip(*points, strict=True),
+            "o-",
+            color=COLOURS["lightcake"],
+            label="LightCAKE (0 layers: DistMult)",
+        )
+        for m, mark in zip((m for m in here if m.model.startswith("rgcn")), "s^v", strict=False):
+            axis.plot(m.layers or 0, m.seconds * 1e3, mark, color=COLOURS["rgcn"], label=m.model)
         axis.set_title(data)
         axis.set_xlabel("layers")
+        axis.set_xticks(sorted({layers for layers, _ in points}))
         axis.set_ylim(bottom=0)
-        axis.xaxis.get_major_locator().set_params(integer=True)
         _tidy(axis)
     axes[0].set_ylabel("ms a training step")
-    axes[0].legend(frameon=False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     _save(figure, path)
 
 
@@ -139,6 +142,7 @@ def _sizes(measurements: Sequence[Measurement], path: Path) -> None:
     for axis, label in zip(axes, ("ms", "ns a context triple"), strict=True):
         axis.set_xscale("log")
         axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
         axis.set_xlabel("context triples")
         axis.set_ylabel(label)
         _tidy(axis)
