@@ -18,7 +18,6 @@ from lightcake_fast.kernels.gpu_tiles import (
     add_scaled_row,
     fold_row,
     load_row,
-    load_tile,
     row_pointers,
     store_folded_row,
     store_row,
@@ -45,7 +44,7 @@ def row_products(
         old = load_row(row_pointers(old_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
         difference = add_scaled_row(difference, -1.0, old, WIDTH, BLOCK_D)
     term = tl.zeros([BLOCK_E, BLOCK_D], ACC)
-    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
         term = tl.fma(g[k], difference[k], term)
     tl.store(product_ptr + row, tl.sum(term, 1), mask=live)
 
@@ -124,7 +123,7 @@ def relation_pass(
 
     Bytes a raw triple: rows e_h, e_t, g_h, g_t; 48 of ids, scores and row products, 56 of the record.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     p = tl.program_id(0)
     start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
     row, slot = tl.load(chunk_ptr + 4 * p + 2), tl.load(chunk_ptr + 4 * p + 3)
@@ -167,12 +166,9 @@ def relation_pass(
 
         ent_a, rel_a = tl.zeros([BLOCK_E, BLOCK_D], ACC), tl.zeros([BLOCK_E, BLOCK_D], ACC)
         ent_b, rel_b = tl.zeros([BLOCK_E, BLOCK_D], ACC), tl.zeros([BLOCK_E, BLOCK_D], ACC)
-        h, t, g_h, g_t = (), (), (), ()
+        h, t = load_row(h_ptr, WIDTH, BLOCK_D, ACC), load_row(t_ptr, WIDTH, BLOCK_D, ACC)
+        g_h, g_t = load_row(g_h_ptr, WIDTH, BLOCK_D, ACC), load_row(g_t_ptr, WIDTH, BLOCK_D, ACC)
         for k in tl.static_range(K):
-            h = h + (load_tile(h_ptr, k, WIDTH, BLOCK_D, ACC),)
-            t = t + (load_tile(t_ptr, k, WIDTH, BLOCK_D, ACC),)
-            g_h = g_h + (load_tile(g_h_ptr, k, WIDTH, BLOCK_D, ACC),)
-            g_t = g_t + (load_tile(g_t_ptr, k, WIDTH, BLOCK_D, ACC),)
             phi = phi_rel(h[k], t[k])
             ent_a = dot_phi_ent(ent_a, g_h[k], r[k], t[k])
             rel_a = tl.fma(q[k], phi, rel_a)
@@ -218,58 +214,59 @@ def entity_pass(
     Bytes a context triple: rows e_t, g_t (and e_r, q_r of the relation and its inverse, from the cache);
     16 of ids, 32 of the record. A chunk: its own g_h (and e_h), its result.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * n
-    start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
-    longest = tl.load(chunk_ptr + 4 * n0 + 1)  # the program's first chunk is its longest
-    last = tl.maximum(length - 1, 0)
+    e, end, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    # the program's first chunk is its longest
+    longest = tl.load(chunk_ptr + 4 * n0 + 1) - tl.load(chunk_ptr + 4 * n0)
     acc = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
 
-    context = context_ptr + 4 * start.to(tl.int64)
+    context = context_ptr + 4 * e.to(tl.int64)
     relation, tail, half, back = (
         tl.load(context),
         tl.load(context + 1),
         tl.load(context + 2),
         tl.load(context + 3),
     )
-    for k in range(longest):
+    for _ in range(longest):
         r_ptr = row_pointers(y_ptr, relation, WIDTH, BLOCK_D)
-        q_ptr_ = row_pointers(q_ptr, relation, WIDTH, BLOCK_D)
+        q_r_ptr = row_pointers(q_ptr, relation, WIDTH, BLOCK_D)
         r_back_ptr = row_pointers(y_ptr, back, WIDTH, BLOCK_D)
         q_back_ptr = row_pointers(q_ptr, back, WIDTH, BLOCK_D)
         t_ptr = row_pointers(x_ptr, tail, WIDTH, BLOCK_D)
-        g_ptr_ = row_pointers(g_ptr, tail, WIDTH, BLOCK_D)
+        g_t_ptr = row_pointers(g_ptr, tail, WIDTH, BLOCK_D)
         mine, its = link_ptr + 4 * half.to(tl.int64), link_ptr + 4 * (half ^ 1).to(tl.int64)
         slope, beta = tl.load(mine), tl.load(mine + 1)
         slope_back, beta_back, alpha_back = tl.load(its), tl.load(its + 1), tl.load(its + 2)
-        # the next ids travel while this block's rows do
-        context = context_ptr + 4 * (start + tl.minimum(k + 1, last)).to(tl.int64)
+        live = e < end
+        # the next ids travel while these rows do; past the end the last triple is taken again, weightless
+        e += 1
+        context = context_ptr + 4 * tl.minimum(e, end - 1).to(tl.int64)
         relation, tail, half, back = (
             tl.load(context),
             tl.load(context + 1),
             tl.load(context + 2),
             tl.load(context + 3),
         )
-        live = k < length
         slope, beta = tl.where(live, slope, 0.0)[:, None], tl.where(live, beta, 0.0)[:, None]
         slope_back = tl.where(live, slope_back, 0.0)[:, None]
         beta_back = tl.where(live, beta_back, 0.0)[:, None]
         alpha_back = tl.where(live, alpha_back, 0.0)[:, None]
         total += slope + slope_back
+        r, q = load_row(r_ptr, WIDTH, BLOCK_D, ACC), load_row(q_r_ptr, WIDTH, BLOCK_D, ACC)
+        r_back, q_back = load_row(r_back_ptr, WIDTH, BLOCK_D, ACC), load_row(q_back_ptr, WIDTH, BLOCK_D, ACC)
+        t, g = load_row(t_ptr, WIDTH, BLOCK_D, ACC), load_row(g_t_ptr, WIDTH, BLOCK_D, ACC)
         new = ()
-        for k_d in tl.static_range(K):
-            r, q = load_tile(r_ptr, k_d, WIDTH, BLOCK_D, ACC), load_tile(q_ptr_, k_d, WIDTH, BLOCK_D, ACC)
-            r_back = load_tile(r_back_ptr, k_d, WIDTH, BLOCK_D, ACC)
-            q_back = load_tile(q_back_ptr, k_d, WIDTH, BLOCK_D, ACC)
-            t, g = load_tile(t_ptr, k_d, WIDTH, BLOCK_D, ACC), load_tile(g_ptr_, k_d, WIDTH, BLOCK_D, ACC)
+        for k in tl.static_range(K):
             new = new + (
                 grad_ent(
-                    acc[k_d], slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, t
+                    acc[k], slope, beta, r[k], q[k],
+                    slope_back, beta_back, alpha_back, r_back[k], q_back[k], g[k], t[k],
                 ),
-            )
+            )  # fmt: skip
         acc = new
 
     live = (slot != NO_CHUNK)[:, None]

@@ -22,7 +22,6 @@ from lightcake_fast.kernels.gpu_tiles import (
     add_scaled_row,
     fold_row,
     load_row,
-    load_tile,
     row_pointers,
     scale_row,
     store_folded_row,
@@ -49,7 +48,7 @@ def relation_pass(
 
     Bytes a raw triple: rows e_h, e_t; 16 of ids, 8 of scores.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     p = tl.program_id(0)
     start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
     row, slot = tl.load(chunk_ptr + 4 * p + 2), tl.load(chunk_ptr + 4 * p + 3)
@@ -79,10 +78,10 @@ def relation_pass(
         head, tail, forward, inverse = tl.load(raw), tl.load(raw + 1), tl.load(raw + 2), tl.load(raw + 3)
 
         term_a, term_b = tl.zeros([BLOCK_E, BLOCK_D], ACC), tl.zeros([BLOCK_E, BLOCK_D], ACC)
+        h, t = load_row(h_ptr, WIDTH, BLOCK_D, ACC), load_row(t_ptr, WIDTH, BLOCK_D, ACC)
         phi = ()
         for k in tl.static_range(K):
-            h, t = load_tile(h_ptr, k, WIDTH, BLOCK_D, ACC), load_tile(t_ptr, k, WIDTH, BLOCK_D, ACC)
-            phi = phi + (phi_rel(h, t),)
+            phi = phi + (phi_rel(h[k], t[k]),)
             term_a = psi_term(term_a, phi[k], r[k])
             term_b = psi_term(term_b, phi_rel_back(phi[k]), r_back[k])
         s_a, s_b = psi(tl.sum(term_a, 1)), psi(tl.sum(term_b, 1))
@@ -142,41 +141,39 @@ def entity_pass(
     Bytes a context triple: row e_t (and e_r, from the cache); 16 of ids, 8 of scores. A chunk: its own row,
     its result.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     q0 = tl.program_id(0) * BLOCK_E
     q = q0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * q
-    start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
-    longest = tl.load(chunk_ptr + 4 * q0 + 1)  # the program's first chunk is its longest
-    last = tl.maximum(length - 1, 0)
+    e, end, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
+    # the program's first chunk is its longest
+    longest = tl.load(chunk_ptr + 4 * q0 + 1) - tl.load(chunk_ptr + 4 * q0)
 
     top = tl.full([BLOCK_E, BLOCK_S], float("-inf"), ACC)
-    for k in range(0, longest, BLOCK_S):
-        step = k + tl.arange(0, BLOCK_S)
-        s = tl.load(
-            s_ptr + start[:, None] + step[None, :],
-            mask=step[None, :] < length[:, None],
-            other=float("-inf"),
-        )
+    for first in range(0, longest, BLOCK_S):
+        place = e[:, None] + first + tl.arange(0, BLOCK_S)[None, :]
+        s = tl.load(s_ptr + place, mask=place < end[:, None], other=float("-inf"))
         top = tl.maximum(top, s)
     top = tl.maximum(tl.max(top, 1), LOWEST)[:, None] * LOG2E
 
     acc = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
-    context = context_ptr + 4 * start.to(tl.int64)
-    relation, tail, s = tl.load(context), tl.load(context + 1), tl.load(s_ptr + start)
-    for k in range(longest):
+    context = context_ptr + 4 * e.to(tl.int64)
+    relation, tail, s = tl.load(context), tl.load(context + 1), tl.load(s_ptr + e)
+    for _ in range(longest):
         r_ptr = row_pointers(y_ptr, relation, WIDTH, BLOCK_D)
         t_ptr = row_pointers(x_ptr, tail, WIDTH, BLOCK_D)
-        w = tl.exp2(tl.fma(tl.where(k < length, s, float("-inf"))[:, None], LOG2E, -top))
+        w = tl.exp2(tl.fma(tl.where(e < end, s, float("-inf"))[:, None], LOG2E, -top))
         total += w
-        place = start + tl.minimum(k + 1, last)
+        # the next ids travel while these rows do; past the end the last triple is taken again, weightless
+        e += 1
+        place = tl.minimum(e, end - 1)
         context = context_ptr + 4 * place.to(tl.int64)
         relation, tail, s = tl.load(context), tl.load(context + 1), tl.load(s_ptr + place)
+        r, t = load_row(r_ptr, WIDTH, BLOCK_D, ACC), load_row(t_ptr, WIDTH, BLOCK_D, ACC)
         new = ()
-        for k_d in tl.static_range(K):
-            r, t = load_tile(r_ptr, k_d, WIDTH, BLOCK_D, ACC), load_tile(t_ptr, k_d, WIDTH, BLOCK_D, ACC)
-            new = new + (tl.fma(w, phi_ent(r, t), acc[k_d]),)
+        for k in tl.static_range(K):
+            new = new + (tl.fma(w, phi_ent(r[k], t[k]), acc[k]),)
         acc = new
 
     live = (slot != NO_CHUNK)[:, None]

@@ -62,13 +62,9 @@ class GpuPlan(NamedTuple):
     relation_chunk: torch.Tensor  # [P, 4] start, end, raw relation, part (the inverse's is P further)
     context: torch.Tensor  # [E, 4] head order: relation below 2R, tail, link, inverse relation
     # a link is 2 * (place in relation order) + (1 for an inverse)
-    entity_chunk: (
-        torch.Tensor
-    )  # [Q, 4] start, length, head, part or -1: first those of cut rows, then the others,
-    # each with empty places up to a multiple of GPU_SIDE_BY_SIDE
-    merge_row: (
-        torch.Tensor
-    )  # [2R + H] rows made of parts: all relations, then the H entities whose row is cut
+    entity_chunk: torch.Tensor  # [Q, 4] start, end, head, part or -1: chunks of cut rows, then the others,
+    # both with empty places up to a multiple of GPU_SIDE_BY_SIDE
+    merge_row: torch.Tensor  # [2R + H] rows made of parts: all relations, then the H cut entities
     merge_part: torch.Tensor  # [2R + H + 1] their parts among S: 2P of relations, then those of entities
     part_row: torch.Tensor  # [S] the place in merge_row of each part's row
 
@@ -160,9 +156,9 @@ def build_gpu_plan(plan: Plan) -> GpuPlan:
     pieces = np.diff(first)
     is_cut = pieces[row] > 1
     slot = np.where(is_cut, 2 * len(chunk) + np.cumsum(is_cut) - 1, -1)
-    # an empty chunk at the end of the order still names a triple that exists
-    start, length = np.minimum(bounds[:-1], max(2 * count - 1, 0)), np.diff(bounds)
-    entity_chunk = np.stack([start, length, row, slot], 1)
+    start, end = bounds[:-1], bounds[1:]
+    start, end = np.where(start == end, 1, start), np.where(start == end, 1, end)  # see _side_by_side
+    entity_chunk = np.stack([start, end, row, slot], 1)
     cut = np.flatnonzero(pieces > 1)
     parts = np.concatenate([parts, parts, pieces[cut]])
 
@@ -174,9 +170,7 @@ def build_gpu_plan(plan: Plan) -> GpuPlan:
         triple=plan.triple,
         relation_chunk=ids(chunk[np.argsort(chunk[:, 0] - chunk[:, 1], kind="stable")]),
         context=ids(np.stack([relation, tail, link, back], 1)),
-        entity_chunk=ids(
-            np.concatenate([_side_by_side(entity_chunk[is_cut]), _side_by_side(entity_chunk[~is_cut])])
-        ),
+        entity_chunk=ids(np.concatenate([_side_by_side(entity_chunk[kind]) for kind in (is_cut, ~is_cut)])),
         merge_row=ids(np.concatenate([np.arange(2 * num_relations), cut])),
         merge_part=ids(np.concatenate([[0], np.cumsum(parts)])),
         part_row=ids(np.repeat(np.arange(len(parts)), parts)),
@@ -184,9 +178,12 @@ def build_gpu_plan(plan: Plan) -> GpuPlan:
 
 
 def _side_by_side(chunk: Array) -> Array:
-    """Chunks (start, length, row, part) longest first, with empty places for what a program lacks."""
-    chunk = chunk[np.argsort(-chunk[:, 1], kind="stable")]
-    empty = np.full((-len(chunk) % GPU_SIDE_BY_SIDE, 4), [0, 0, 0, GPU_NO_CHUNK])
+    """Chunks (start, end, row, part) longest first, with empty places for what a program lacks.
+
+    An empty chunk is (1, 1): ``start`` and ``end - 1``, which are read at no weight, both exist.
+    """
+    chunk = chunk[np.argsort(chunk[:, 0] - chunk[:, 1], kind="stable")]
+    empty = np.full((-len(chunk) % GPU_SIDE_BY_SIDE, 4), [1, 1, 0, GPU_NO_CHUNK])
     return np.concatenate([chunk, empty])
 
 

@@ -17,12 +17,23 @@ _SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
 class ArgumentParser(argparse.ArgumentParser):
     """An `argparse` parser for `run`: has `--debug`, takes no abbreviations, raises instead of exiting.
 
+    Args:
+        prog: The command as it is typed.
+        description: What it does, in a sentence.
+        epilog: Examples and notes for `--help`, printed as they stand.
+
     Raises:
         InputError: From `parse_args`, for unknown flags and wrong values.
     """
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
     def error(self, message: str) -> NoReturn:

@@ -3,6 +3,7 @@
 import itertools
 import math
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,51 @@ def test_scores_that_grow_far_within_a_row(score: str) -> None:
     check({"score": score, "context": "both"}, x, y, graph, None, slack=20.0)
 
 
+@pytest.mark.skipif(ON_CARD, reason="times by rule")
+def test_launch_shapes_change_only_when_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightcake_fast.kernels import gpu_tune
+
+    def shapes(width: int, dtype: torch.dtype) -> list[dict[str, Any]]:
+        return [gpu_launch.row_shape(kernel, width, dtype) for kernel in gpu_launch.LANE_VALUES]
+
+    runs: list[int] = []
+
+    def timed(layer: Callable[[], None], return_mode: str) -> float:
+        if not runs:
+            layer()
+        runs.append(gpu_launch.row_shape("forward.entity_pass", 256, torch.float32)["BLOCK_E"])
+        return abs(runs[-1] - 8)
+
+    lanes(monkeypatch, 256)
+    monkeypatch.setattr(gpu_launch, "_kept", {})
+    monkeypatch.setattr(gpu_tune, "do_bench", timed)
+    shipped, narrow, half = (
+        shapes(*key) for key in ((256, torch.float32), (16, torch.float32), (256, torch.float16))
+    )
+    x, y, graph, mask = layer_inputs("sparse", 256, torch.float32, DEVICE)
+    times = ops.tune_context_layer(graph, 256)
+    assert times["forward.entity_pass"] == {8: 0, 16: 8, 32: 8, 64: 8}
+    assert times.keys() == gpu_launch.LANE_VALUES.keys()
+    assert [a == b for a, b in zip(shapes(256, torch.float32), shipped, strict=True)].count(False) >= 1
+    assert gpu_launch.row_shape("forward.entity_pass", 256, torch.float32)["BLOCK_E"] == 8
+    assert (shapes(16, torch.float32), shapes(256, torch.float16)) == (narrow, half)
+    check({"score": "distmult", "context": "both"}, x, y, graph, mask)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 0}, "dim: got 0, wanted at least 1"),
+        ({"dim": 4, "score": "complex"}, "score: got 'complex'"),
+        ({"dim": 4, "dtype": torch.int64}, "dtype: got torch.int64"),
+    ],
+)
+def test_wrong_wishes_for_tuning(arguments: dict[str, Any], message: str) -> None:
+    graph = layer_inputs("sparse", 1, torch.float32, DEVICE)[2]
+    with pytest.raises(ValueError, match=message):
+        ops.tune_context_layer(graph, **arguments)
+
+
 def test_zero_distance_has_no_gradient() -> None:
     x, y, graph, _ = layer_inputs("duplicates", 16, torch.float32, DEVICE)
     x, y = torch.ones_like(x), torch.zeros_like(y)
@@ -287,10 +333,11 @@ def test_plan_holds_every_triple_once(name: str) -> None:
     head, relation, tail = graph.context_triples
     context = torch.stack([plan.context[:, 0], plan.context[:, 1]], 1)
     heads = torch.full((len(context),), -1)
-    for start, length, row, part in plan.entity_chunk.tolist():
-        assert length <= (0 if part == GPU_NO_CHUNK else kernels_plan.GPU_ENTITY_CHUNK)
-        assert (heads[start : start + length] == -1).all()
-        heads[start : start + length] = row
+    for start, end, row, part in plan.entity_chunk.tolist():
+        assert 0 <= end - start <= (0 if part == GPU_NO_CHUNK else kernels_plan.GPU_ENTITY_CHUNK)
+        assert end > 0
+        assert (heads[start:end] == -1).all()
+        heads[start:end] = row
     assert sorted(map(tuple, torch.stack([heads, *context.T], 1).tolist())) == sorted(
         zip(head.tolist(), relation.tolist(), tail.tolist(), strict=True)
     )
@@ -300,7 +347,8 @@ def test_plan_holds_every_triple_once(name: str) -> None:
         (plan.context[:, 0] + graph.num_relations) % (2 * graph.num_relations), plan.context[:, 3]
     )
     for group in plan.entity_chunk.view(-1, GPU_SIDE_BY_SIDE, 4):
-        assert (group[:-1, 1] >= group[1:, 1]).all()
+        lengths = group[:, 1] - group[:, 0]
+        assert (lengths[:-1] >= lengths[1:]).all()
         assert len(set((group[group[:, 3] != GPU_NO_CHUNK, 3] >= 0).tolist())) == 1
     lengths = plan.relation_chunk[:, 1] - plan.relation_chunk[:, 0]
     assert lengths.min() > 0

@@ -181,7 +181,7 @@ def test_a_run_may_start_in_a_folder_that_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "holds no run to resume"), ("{", "not JSON"), ("\x00", "not JSON")]
+    ("text", "message"), [(None, "holds no run"), ("{", "not JSON"), ("\x00", "not JSON")]
 )
 def test_folders_that_hold_no_run(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:

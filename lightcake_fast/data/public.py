@@ -88,13 +88,21 @@ def public_folder(dataset: PublicDataset, data_dir: Path | None = None, base_url
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"{data_dir}: wanted a folder with data sets in it, got no folder")
+    found = find_folder(dataset, data_dir)
+    if found is not None:
+        return found
+    target = cache_folder() / dataset.folder
+    download(dataset, target, base_url)
+    return target
+
+
+def find_folder(dataset: PublicDataset, data_dir: Path | None = None) -> Path | None:
+    """The folder of a public data set in one of the places of `public_folder`; None where none has it."""
     for place in _places(data_dir):
         for folder in _folders_named(dataset.folder, place):
             if not _missing(dataset, folder):
                 return folder
-    target = cache_folder() / dataset.folder
-    download(dataset, target, base_url)
-    return target
+    return None
 
 
 def cache_folder() -> Path:

@@ -234,6 +234,14 @@ class TrainingConfig:
         metavar="DEVICE",
         on_resume=True,
     )
+    cuda_graph: str = _flag(
+        "launch a training step as one CUDA graph, with the same results: auto does on a GPU (default: auto)",
+        "running",
+        "auto",
+        choices=("auto", "on", "off"),
+        on_resume=True,
+        saved=False,
+    )
     quiet: bool = _flag("print the test metrics only", "running", False, on_resume=True, saved=False)
 
     def __post_init__(self) -> None:

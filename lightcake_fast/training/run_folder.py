@@ -116,7 +116,7 @@ class RunFolder:
         """
         file = path / CONFIG
         if not file.is_file():
-            raise InputError(f"{path} holds no run to resume: there is no {CONFIG} in it")
+            raise InputError(f"{path} holds no run: there is no {CONFIG} in it")
         try:
             return cls(path, TrainingConfig.from_json(file.read_text(encoding="utf-8")))
         except ValueError as error:
@@ -149,7 +149,7 @@ class RunFolder:
     def write_id_maps(self, graph: KnowledgeGraph) -> None:
         """Write the names of entities and relations as `id<TAB>name` lines."""
         for file, names in (("entities.tsv", graph.entities), ("relations.tsv", graph.relations)):
-            replace_text(self.path / file, "".join(f"{id}\t{name}\n" for id, name in enumerate(names)))
+            replace_text(self.path / file, id_map(names))
 
     def read_metrics(self, epochs: int) -> list[dict[str, Any]]:
         """The records of the first `epochs` epochs; lines after them are dropped from the file too.
@@ -214,6 +214,16 @@ class RunFolder:
             )
         return weights
 
+    def load_weights(self, fingerprint: str) -> dict[str, Tensor]:
+        """The weights of the best epoch so far, whichever it is.
+
+        Raises:
+            InputError: No epoch has ended yet; see also `load_checkpoint`.
+        """
+        if not (self.path / BEST).exists():
+            raise InputError(f"{self.path} holds no weights yet: wanted a run with an epoch behind it")
+        return load_checkpoint(self.path / BEST, config=self.config, fingerprint=fingerprint)[0]
+
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the final figures: with them the run is finished."""
         replace_text(self.path / RESULTS, json.dumps(results, indent=2) + "\n")
@@ -238,6 +248,11 @@ class RunFolder:
     def drop_results(self) -> None:
         """Forget the final figures: a finished run goes on with more epochs."""
         (self.path / RESULTS).unlink(missing_ok=True)
+
+
+def id_map(names: Sequence[str]) -> str:
+    """Names by id as `id<TAB>name` lines."""
+    return "".join(f"{id}\t{name}\n" for id, name in enumerate(names))
 
 
 def _remove(leftover: Path) -> None:
