@@ -113,7 +113,10 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
     console = Console(stderr=True)
     with (
         nullcontext(sys.stdin.buffer) if options.pairs == "-" else Path(name).expanduser().open("rb") as file,
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+        # rich would send what is printed meanwhile to the bar's console, which is stderr
+        Progress(
+            console=console, transient=True, disable=not console.is_terminal, redirect_stdout=False
+        ) as progress,
     ):
         size = None if options.pairs == "-" else Path(name).expanduser().stat().st_size
         task = progress.add_task("pairs", total=size)

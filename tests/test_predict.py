@@ -2,11 +2,13 @@
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lightcake_fast import TrainedModel, cli, predict
 from lightcake_fast.inference import figure
@@ -130,6 +132,18 @@ def test_many_pairs(
             list(prediction.notes),
         )
         assert [c["relation"] for c in line["relations"]] == [c.relation for c in prediction.relations]
+
+
+def test_the_bar_on_a_terminal_leaves_stdout_to_the_answers(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(predict, "Console", partial(Console, force_terminal=True))
+    file = tmp_path / "pairs.tsv"
+    file.write_text("\t".join(PAIR), encoding="utf-8")
+    assert cli.run(predict.main, [run, "--pairs", str(file), "--top", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert [row[:2] for row in rows_of(out)] == [["head", "tail"], list(PAIR)]
+    assert "pairs" in err
 
 
 def test_pairs_from_stdin(
