@@ -2,8 +2,9 @@
 
 Equality with the float64 reference is checked first; then come the card's own ceilings, one layer forward and
 backward on four data sets beside its peers, the training step with and without a CUDA graph, a uniform graph
-beside the skewed ones, 16-bit rows, and a generated graph of Wikidata5M's size. What does not fit or is not
-installed is left out with a line that says so. ``--device cpu`` runs the same path on tiny sizes, for CI.
+beside the skewed ones, 16-bit rows, a generated graph of Wikidata5M's size, and other launch shapes. What is not
+installed or does not fit is left out with a line that says so. ``--device cpu`` runs the same path on tiny sizes,
+for CI.
 """
 
 import argparse
@@ -27,9 +28,10 @@ from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE
-from lightcake_fast.ops import context_layer
+from lightcake_fast.ops import context_layer, tune_context_layer
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.segments import Segments, segment_softmax_aggregate
+from lightcake_fast.training.captured import WARM_UPS, CapturedStep, record, warm_up
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.step import TrainingStep
 
@@ -57,7 +59,7 @@ class Bench:
 
     def milliseconds(self, run: Callable[[], object], seconds: float = 0.4) -> float:
         """The median of as many calls as fit into the time, after warming up."""
-        for _ in range(3):
+        for _ in range(WARM_UPS + 1):  # and recording, where a step is captured
             run()
         times: list[float] = []
         end = time.monotonic() + seconds
@@ -77,22 +79,13 @@ class Bench:
         end.synchronize()
         return float(begin.elapsed_time(end))
 
-    def captured(self, run: Callable[[], object], generator: torch.Generator | None = None) -> Any:
+    def captured(self, run: Callable[[], object]) -> Any:
         """The same work as one CUDA graph, to be replayed; None on the CPU."""
         if not self.on_gpu:
             return None
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        if generator is not None:
-            graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
-            run()
-        return graph.replay
+        for _ in range(WARM_UPS):
+            warm_up(run)
+        return record(run)
 
     def extra_bytes(self, run: Run) -> int | None:
         """Peak memory beyond what was there and what is returned; None on the CPU."""
@@ -265,17 +258,15 @@ def training_step(bench: Bench) -> Report:
     )
     triples = torch.from_numpy(data.train).to(bench.device)
     one = TrainingStep(model, bench.graphs[name], triples, config, generator)
-    for group in one.optimizer.param_groups:
-        group["capturable"] = bench.on_gpu
     batch = torch.arange(min(config.batch_size, len(triples)), device=bench.device)
     launched = bench.milliseconds(lambda: one(batch))
-    replay = bench.captured(lambda: one(batch), generator)
+    captured = CapturedStep(one, len(batch), generator) if bench.on_gpu else None
     return {
         "dataset": name,
         "layers": config.layers,
         "batch_size": len(batch),
         "launched_ms": launched,
-        "captured_ms": replay and bench.milliseconds(replay),
+        "captured_ms": captured and bench.milliseconds(lambda: captured(batch)),
     }
 
 
@@ -311,6 +302,12 @@ def large(bench: Bench) -> Report:
         "both_ms": bench.milliseconds(both, seconds=3.0),
         "extra_bytes": bench.extra_bytes(both),
     }
+
+
+def shapes(bench: Bench) -> Report:
+    """A layer's milliseconds by kernel and by numbers of a row in each lane: what should be shipped."""
+    graph = bench.graphs[bench.datasets[0]]
+    return {score: tune_context_layer(graph, bench.width, score=score) for score in ("distmult", "transe")}
 
 
 def _or_skipped(measure: Callable[[], Any]) -> Any:
@@ -377,6 +374,8 @@ def main(argv: Sequence[str]) -> None:
         "uniform": lambda: uniform(bench),
         "large": lambda: large(bench),
     }
+    if bench.on_gpu:
+        sections["shapes"] = lambda: shapes(bench)
     print("\n".join(lines("machine", report["machine"])), flush=True)
     for name, section in sections.items():
         start = time.monotonic()

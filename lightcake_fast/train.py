@@ -25,7 +25,7 @@ examples:
   python -m lightcake_fast.train --resume runs/paper --epochs 30
 
 Flags that are not given take the preset's values for the data set and score. Ctrl-C and SIGTERM save first.
-Exit codes: 0 done, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 out of memory or disk space, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
 """
 
 

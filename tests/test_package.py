@@ -26,6 +26,7 @@ ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba'
 # Imports go to the same or a smaller number, never to a larger one.
 LAYERS = {
     "lightcake_fast.errors": 0,
+    "lightcake_fast.files": 0,
     "lightcake_fast.kernels": 0,
     "lightcake_fast.reference": 0,
     "lightcake_fast.ops": 1,

@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import replace_text
 from lightcake_fast.training import checkpoint
-from lightcake_fast.training.checkpoint import load_checkpoint, replace_text, save_checkpoint
+from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.run_folder import RunFolder
 from tests.comparison import assert_bitwise_equal

@@ -45,6 +45,23 @@ and one that was stopped goes on there: give the same command again.
 """
 
 
+def make_parser() -> cli.ArgumentParser:
+    """The parser of the command's own flags, those in front of the `--`."""
+    parser = cli.ArgumentParser("python -m lightcake_fast.reproduce", DESCRIPTION, EPILOG)
+    parser.usage = "%(prog)s TARGET [TARGET ...] [flags] [-- flags of lightcake_fast.train]"
+    parser.add_argument("targets", nargs="+", choices=("all", *TARGETS), metavar="TARGET", help="see below")
+    parser.add_argument("--out", default="reproduction", metavar="DIR", help="folder (default: reproduction)")
+    parser.add_argument("--datasets", nargs="+", metavar="NAME", help="(default: the four public ones)")
+    parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
+    parser.add_argument("--preset", choices=PRESETS, default="best", help="(default: best)")
+    parser.add_argument(
+        "--score", choices=("distmult", "transe"), default="distmult", help="of ablation, layers and options"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="S", help="(default: 0)")
+    parser.add_argument("--quick", action="store_true", help="a small generated graph, few epochs")
+    return parser
+
+
 def main(argv: Sequence[str]) -> None:
     """Run what is missing of the targets, then write their tables.
 
@@ -75,20 +92,7 @@ def main(argv: Sequence[str]) -> None:
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The command's own flags, and the settings that go to every run."""
     own, _, behind = (list(part) for part in _split(argv))
-    parser = cli.ArgumentParser("python -m lightcake_fast.reproduce", DESCRIPTION)
-    parser.usage = "%(prog)s TARGET [TARGET ...] [flags] [-- flags of lightcake_fast.train]"
-    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("targets", nargs="+", choices=("all", *TARGETS), metavar="TARGET", help="see below")
-    parser.add_argument("--out", default="reproduction", metavar="DIR", help="folder (default: reproduction)")
-    parser.add_argument("--datasets", nargs="+", metavar="NAME", help="(default: the four public ones)")
-    parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
-    parser.add_argument("--preset", choices=PRESETS, default="best", help="(default: best)")
-    parser.add_argument(
-        "--score", choices=("distmult", "transe"), default="distmult", help="of ablation, layers and options"
-    )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="S", help="(default: 0)")
-    parser.add_argument("--quick", action="store_true", help="a small generated graph, few epochs")
-    options = parser.parse_args(own)
+    options = make_parser().parse_args(own)
     runs = cli.ArgumentParser("python -m lightcake_fast.train", "")
     add_flags(runs)
     common = vars(runs.parse_args(behind))

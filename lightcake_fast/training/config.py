@@ -12,6 +12,7 @@ from typing import Any
 
 from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
 from lightcake_fast.models import DECOMPOSITIONS, MODELS
 
@@ -233,6 +234,14 @@ class TrainingConfig:
         metavar="DEVICE",
         on_resume=True,
     )
+    cuda_graph: str = _flag(
+        "launch a training step as one CUDA graph, with the same results: auto does on a GPU (default: auto)",
+        "running",
+        "auto",
+        choices=("auto", "on", "off"),
+        on_resume=True,
+        saved=False,
+    )
     quiet: bool = _flag("print the test metrics only", "running", False, on_resume=True, saved=False)
 
     def __post_init__(self) -> None:
@@ -253,10 +262,7 @@ class TrainingConfig:
         Raises:
             InputError: Not JSON, no object, an unknown or missing field, or a wrong value.
         """
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"not JSON: {error}") from error
+        values = parse_json(text)
         if not isinstance(values, dict):
             raise InputError(
                 f"got a JSON {type(values).__name__}, wanted an object with a field for each flag"

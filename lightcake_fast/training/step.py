@@ -14,8 +14,8 @@ from lightcake_fast.training.config import TrainingConfig
 class TrainingStep:
     """One optimiser step on a batch.
 
-    It reads nothing back from the device, and its own tensors live as long as it does: the place to capture
-    the step as a CUDA graph.
+    It reads nothing back from the device, and its own tensors live as long as it does: it can be captured as
+    a CUDA graph (see `captured`).
 
     Attributes:
         optimizer: Adam, with l2 on the two embedding tables only.
@@ -39,13 +39,15 @@ class TrainingStep:
         others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
         # Adam adds weight_decay times the weight to its gradient: the gradient of l2/2 times the square
         groups: list[dict[str, Any]] = [{"params": tables, "weight_decay": config.l2}, {"params": others}]
-        self.optimizer = torch.optim.Adam(groups, lr=config.lr, fused=True)
+        # a tensor, which a captured step reads anew each time; Adam's GPU kernel takes it in float32 only
+        real = torch.float64 if triples.device.type == "cpu" else torch.float32
+        self._step_size = torch.tensor(config.lr, dtype=real, device=triples.device)
+        self.optimizer = torch.optim.Adam(groups, lr=self._step_size, fused=True)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=triples.device)
 
     def start_epoch(self, epoch: int) -> None:
         """Set the step size of epoch 0, 1, ...: a part of `lr` that shrinks by `lr_decay` each time."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._lr * (1 - self._lr_decay) ** epoch
+        self._step_size.fill_(self._lr * (1 - self._lr_decay) ** epoch)
 
     def __call__(self, batch: Tensor) -> None:
         """Step on the training triples numbered `batch`, int64 `[B]`."""
