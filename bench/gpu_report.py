@@ -2,9 +2,9 @@
 
 Equality with the float64 reference is checked first; then come the card's own ceilings, one layer forward and
 backward on four data sets beside its peers, the training step with and without a CUDA graph, a uniform graph
-beside the skewed ones, 16-bit rows, a generated graph of Wikidata5M's size, and other launch shapes. What is not
-installed or does not fit is left out with a line that says so. ``--device cpu`` runs the same path on tiny sizes,
-for CI.
+beside the skewed ones, 16-bit rows, a generated graph of Wikidata5M's size, and other shapes. What
+is not installed or does not fit is left out with a line that says so. ``--device cpu`` runs the same path on
+tiny sizes, for CI.
 """
 
 import argparse

@@ -194,7 +194,7 @@ def test_an_unknown_name_in_a_file_is_told_with_its_line(
         ([*ONE, "--figure", "x.gif"], "figure: got 'x.gif', wanted a name that ends in .png, .svg, .pdf"),
         ([*ONE, "--figure", "no/such/x.png"], "figure: wanted an existing folder, got no/such"),
         ([*ONE, "--top", "0"], "top: got 0, wanted at least 1"),
-        (["--pairs", "no such file"], "No such file or directory: 'no such file'"),
+        (["--pairs", "no such file"], "no such file: No such file or directory"),
     ],
 )
 def test_arguments_that_do_not_fit(
