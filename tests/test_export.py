@@ -1,5 +1,6 @@
 """The export command: what it writes is read back without the package, and scores as the model does."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -66,6 +67,27 @@ def test_nothing_is_overwritten(
     assert cli.run(export.main, [str(run), "--to", str(target)]) == 2
     assert capsys.readouterr().err == f"error: {target}: exists, wanted a new file or folder\n"
     assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "writer"), [("out.safetensors", "safetensors.torch.save_file"), ("out", "numpy.save")]
+)
+def test_a_full_disk_leaves_nothing(
+    run: Path,
+    tmp_path: Path,
+    name: str,
+    writer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, full)
+    assert cli.run(export.main, [str(run), "--to", str(tmp_path / name)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_place_or_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
