@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -97,3 +98,19 @@ def test_without_a_place_or_a_run(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert "--to" in missing
     assert "holds no run" in no_run
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_a_disk_that_fills_leaves_nothing(
+    run: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)  # the last act of writing the file
+    monkeypatch.setattr(Path, "write_text", full)  # after the arrays of the folder
+    assert cli.run(export.main, [str(run), "--to", str(tmp_path / name)]) == 1
+    printed = capsys.readouterr().err
+    assert "No space left on device" in printed
+    assert printed.count("\n") == 1
+    assert not list(tmp_path.iterdir())

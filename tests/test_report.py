@@ -238,7 +238,7 @@ def test_the_suite_writes_what_the_report_reads(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "bench/", "--benchmark-only", "-q", "-p", "no:cacheprovider"]
     command += [
         "-k",
-        "(test_layer and 300 and (gather or eager or FastRGCNConv) and forward) or plan-family:300",
+        "(test_layer and 300 and (gather or eager or FastRGCNConv) and forward) or (test_plan and 300)",
     ]
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(
@@ -250,6 +250,7 @@ def test_the_suite_writes_what_the_report_reads(tmp_path: Path) -> None:
     assert {(m.kind, m.mode, m.model) for m in measurements if m.device == "cpu"} >= {
         ("layer", "forward", "gather"),
         ("layer", "forward", "lightcake eager"),
+        ("loading", "plan", ""),
     }
     fast = NotRun("layer", "PyG FastRGCNConv", "family:300", "cpu", left_out[0].reason)
     assert fast in left_out
