@@ -85,6 +85,31 @@ def test_any_damage_to_the_header_is_an_input_error(tmp_path: Path) -> None:
             load(tmp_path / "x")
 
 
+@pytest.mark.parametrize("length", [0, 1, 2**20 + 1, 2**40, 2**64 - 1])
+def test_a_header_of_an_impossible_length_is_not_read(
+    tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "x")
+    with (tmp_path / "x").open("rb+") as file:
+        file.write(length.to_bytes(8, "little"))
+        file.truncate(2**41)  # all holes: as large as the header claims, and takes no room
+    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(InputError, match=f"got a header of {length} bytes in a file of "):
+        load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "null", "[]", "{}", '{"format": 1}', "[" * 100_000, '{"format": 1, "fingerprint": 5, "config": 7}'],
+)
+def test_notes_that_are_made_up(tmp_path: Path, text: str) -> None:
+    """With the right checksum, which anyone can compute."""
+    header = {checkpoint.NOTES: f"{checkpoint._checksum(text, TENSORS)} {text}"}
+    save_file(TENSORS, tmp_path / "x", metadata=header)
+    with pytest.raises(InputError, match=r"not a checkpoint of lightcake_fast|not JSON"):
+        load(tmp_path / "x")
+
+
 def test_another_programs_file(tmp_path: Path) -> None:
     save_file(TENSORS, tmp_path / "x")
     with pytest.raises(InputError, match="not a checkpoint of lightcake_fast"):
