@@ -28,8 +28,8 @@ COLUMNS = ("head", "tail", "rank", "relation", "probability", "note")
 DESCRIPTION = "Predict the relation of a pair, or of many, with a trained model."
 EPILOG = """\
 examples:
-  python -m lightcake_fast.predict runs/family --head "Ada 1" --tail "Bob 2"
-  python -m lightcake_fast.predict runs/family --head "Ada 1" --tail "Bob 2" --explain --figure why.png
+  python -m lightcake_fast.predict runs/family --head "Hiro Bauer 370" --tail "Nils Ito 1026" --explain
+  python -m lightcake_fast.predict runs/family --head "Hiro Bauer 370" --tail "Nils Ito 1026" --figure a.png
   python -m lightcake_fast.predict runs/family --pairs pairs.tsv --top 1 > relations.tsv
   cut -f 1,3 test.txt | python -m lightcake_fast.predict runs/family --pairs - --json > relations.jsonl
 
