@@ -63,10 +63,10 @@ class Position:
     total_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not type(field.default) or value < min(field.default, 0):
-                raise ValueError(f"{field.name}: got {value!r}")
+        for name, value in dataclasses.asdict(self).items():
+            kind, least = (int, 0) if name in ("epoch", "step", "best_epoch") else (float, -1.0)
+            if type(value) is not kind or value < least:
+                raise ValueError(f"{name}: got {value!r}")
 
     def finished(self, config: TrainingConfig) -> bool:
         """Whether all epochs are done, or patience is at its end."""
