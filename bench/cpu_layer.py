@@ -7,7 +7,7 @@ Run from the repository root on otherwise idle cores:
 
 Peers are plain PyTorch and, where it is installed, PyTorch Geometric's RGCNConv. Results are compared before
 anything is timed; all take turns and the best round of each counts. With --keep-memory the process is set up
-as one that trains: freed memory is kept, which helps all. A script given as --peer prints "ms total X" for its
+as one that trains: freed memory is kept, which helps all. A script as --peer prints "ms total X" for its
 data set, as the design's prototype does.
 """
 
