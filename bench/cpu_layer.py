@@ -5,12 +5,14 @@ Run from the repository root on otherwise idle cores:
     python -m bench.cpu_layer ddb14 wn18rr
     python -m bench.cpu_layer ddb14 --width 64 --peer ../shared/prototypes/cpu_relation_first.py
 
-Results are compared before anything is timed; the two take turns and the best round of each counts.
+Results are compared before anything is timed; the two take turns and the best round of each counts. With
+--keep-memory the process is set up as one that trains: freed memory is kept, which helps both.
 A peer is a script that prints "ms total X" for the data sets it is given, as the design's prototype does.
 """
 
 import argparse
 import ctypes
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from torch import Tensor
 from lightcake_fast.data import load_dataset
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer
+from lightcake_fast.training.runtime import prepare_process
 
 TOLERANCE = 2e-4  # largest difference of a gradient, over the largest entry
 
@@ -77,11 +80,22 @@ def extra_bytes(dataset: str, width: int, score: str) -> float:
     return float(out.stdout)
 
 
-def peer_milliseconds(script: str | None, dataset: str) -> float | None:
+def peer_milliseconds(script: str | None, dataset: str, keep_memory: bool) -> float | None:
     """What the peer prints for the data set, or None without a peer."""
     if script is None:
         return None
-    out = subprocess.run([sys.executable, script, dataset], capture_output=True, text=True, check=True)
+    kept = {
+        "THP_MEM_ALLOC_ENABLE": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**31),
+    }
+    out = subprocess.run(
+        [sys.executable, script, dataset],
+        env=os.environ | (kept if keep_memory else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return float(out.stdout.split("ms total ")[1].split()[0])
 
 
@@ -105,10 +119,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="rounds, best counts (default 7)")
     parser.add_argument("--scores", nargs="+", default=["distmult", "transe"])
     parser.add_argument("--peer", help="script to time beside, DistMult at d = 256 only")
+    parser.add_argument("--keep-memory", action="store_true", help="as lightcake_fast.train does")
     arguments = parser.parse_args()
+    if arguments.keep_memory:
+        prepare_process()
 
     table = Table(
         title=f"one layer, forward + backward, d = {arguments.width}, {torch.get_num_threads()} threads"
+        + ", freed memory kept" * arguments.keep_memory
     )
     for column in (
         "data set",
@@ -131,7 +149,11 @@ def main() -> None:
                 raise SystemExit(f"{dataset} {score}: results differ by {difference:.1e}, not timed")
             times = [(milliseconds(fused), milliseconds(eager)) for _ in range(arguments.rounds)]
             ours, theirs = (min(column) for column in zip(*times, strict=True))
-            peer = peer_milliseconds(arguments.peer, dataset) if score == "distmult" else None
+            peer = (
+                peer_milliseconds(arguments.peer, dataset, arguments.keep_memory)
+                if score == "distmult"
+                else None
+            )
             extra = extra_bytes(dataset, arguments.width, score) / (2 * graph.num_triples)
             table.add_row(
                 dataset, score, f"{difference:.0e}", f"{ours:.1f}", f"{theirs:.0f}", f"{theirs / ours:.1f}",

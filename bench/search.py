@@ -53,7 +53,9 @@ def main() -> None:
                 if folder.is_dir()
                 else [*arguments.common, *flags, "--out", str(folder)]
             )
-            subprocess.run([sys.executable, "-m", "lightcake_fast.train", "--quiet", *where], check=True)
+            # a run ends with its test metrics, which a search must not see
+            command = [sys.executable, "-m", "lightcake_fast.train", "--quiet", *where]
+            subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         found.append((*best_validation(folder), name.replace("_", " ")))
     print("| validation MRR | epoch | s an epoch | settings |\n|---|---|---|---|")
     for mrr, epoch, seconds, name in sorted(found, reverse=True):

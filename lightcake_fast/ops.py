@@ -15,6 +15,7 @@ from lightcake_fast.reference.scores import SCORES
 if TYPE_CHECKING:
     from lightcake_fast.graph import ContextGraph
 
+SCORE_NAMES = tuple(SCORES)
 CONTEXTS = ("both", "entity", "relation")
 BACKENDS = ("auto", "triton", "numba", "reference")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -120,7 +121,7 @@ def _checked(
 ) -> str:
     """Check the arguments of the public functions once; returns the back end that "auto" stands for."""
     for name, value, known in (
-        ("score", score, tuple(SCORES)),
+        ("score", score, SCORE_NAMES),
         ("context", context, CONTEXTS),
         ("backend", backend, BACKENDS),
     ):

@@ -5,8 +5,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from lightcake_fast import cli
 from lightcake_fast.data import load_dataset
 from lightcake_fast.training.config import add_flags, resumed
@@ -15,6 +13,7 @@ from lightcake_fast.training.loop import train
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
+from lightcake_fast.training.runtime import prepare_process
 
 DESCRIPTION = "Train LightCAKE on a knowledge graph, and test how well it predicts the relation of a pair."
 EPILOG = """\
@@ -61,7 +60,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # before the first parallel region: threads take it over when they start, and decayed weights become
-    # denormals, which are several times slower
-    torch.set_flush_denormal(True)
+    prepare_process()
     sys.exit(cli.run(main))

@@ -107,6 +107,12 @@ def test_what_belongs_to_another_run_is_refused(
         load(tmp_path / "x", **changes)
 
 
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "x")
+    with pytest.raises(InputError, match="made with model 'lightcake', the run's is 'complex'"):
+        load(tmp_path / "x", model="complex")
+
+
 def test_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "FORMAT", 0)
     save(tmp_path / "x")
@@ -148,7 +154,7 @@ def test_folders_of_the_same_second_differ(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("time.strftime", lambda _: "20260101-000000")
     paths = [RunFolder.create(resolve({}), "family:50").path for _ in range(3)]
-    stem = Path("runs/family-50-distmult-20260101-000000")
+    stem = Path("runs/family-50-lightcake-distmult-20260101-000000")
     assert paths == [stem, Path(f"{stem}-2"), Path(f"{stem}-3")]
 
 

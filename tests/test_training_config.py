@@ -6,11 +6,35 @@ from typing import Any
 import pytest
 
 from lightcake_fast.errors import InputError
+from lightcake_fast.models import MODELS
 from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fields, resumed
+from lightcake_fast.training.model import build_model
 from lightcake_fast.training.presets import BEST, OWN_FOLDER, PAPER, resolve
 
-FIXED_ON_RESUME = ["dataset", "preset", "score", "context", "layers", "dim", "relation_bias", "batch_size"]
-FIXED_ON_RESUME += ["lr", "l2", "seed", "input_dropout", "row_dropout", "unseen_rate", "mask_targets", "ties"]
+FIXED_ON_RESUME = [
+    "dataset",
+    "preset",
+    "model",
+    "score",
+    "decomposition",
+    "bases",
+    "context",
+    "layers",
+    "dim",
+    "relation_bias",
+    "batch_size",
+]
+FIXED_ON_RESUME += [
+    "lr",
+    "lr_decay",
+    "l2",
+    "seed",
+    "input_dropout",
+    "row_dropout",
+    "unseen_rate",
+    "mask_targets",
+    "ties",
+]
 
 
 def parsed(*argv: str) -> dict[str, Any]:
@@ -124,6 +148,18 @@ def test_json_round_trip() -> None:
     again = TrainingConfig.from_json(config.to_json())
     assert again == config
     assert again.lr.hex() == config.lr.hex()
+
+
+@pytest.mark.parametrize("dataset", ["family", "fb15k-237", "wn18rr", "nell995", "ddb14", "./mine"])
+@pytest.mark.parametrize("preset", ["paper", "best"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_settings_in_every_preset(model: str, preset: str, dataset: str) -> None:
+    config = resolve({"model": model, "preset": preset, "dataset": dataset})
+    has_context = model in ("lightcake", "rgcn", "a2n")
+    assert (config.layers > 0) == has_context
+    assert has_context or not config.mask_targets
+    assert config.title == ("lightcake-distmult" if model == "lightcake" else model)
+    build_model(config, 3, 2)  # the width fits
 
 
 def test_the_command_of_the_moment_is_not_saved() -> None:

@@ -94,6 +94,16 @@ def test_l2_is_half_c_times_the_sum_of_squares_of_the_tables_only(graph: Knowled
         assert_close(weight, other, name=name, slack=10.0)
 
 
+@pytest.mark.parametrize(("epoch", "expected"), [(0, 0.01), (1, 0.005), (3, 0.00125)])
+def test_the_step_size_decays_with_the_epochs(graph: KnowledgeGraph, epoch: int, expected: float) -> None:
+    model, *_, step = build(graph, lr=0.01, lr_decay=0.5, l2=0.0)
+    before = model.relations.detach().clone()
+    step.start_epoch(epoch)
+    step(torch.arange(50))
+    largest = (model.relations.detach() - before).abs().max().item()
+    assert largest == pytest.approx(expected, rel=1e-3)  # Adam's first step is its step size
+
+
 def test_a_step_reads_nothing_back(graph: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, step = build(graph, mask_targets=True)
 

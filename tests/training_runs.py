@@ -16,7 +16,17 @@ from tests.comparison import assert_bitwise_equal
 # several steps an epoch with a short last batch, every option in use, and no kernel to compile
 TINY = ["--dataset", "family:60", "--dim", "6", "--layers", "1", "--batch-size", "64"]
 TINY += ["--backend", "reference"]
-TINY += ["--input-dropout", "0.2", "--row-dropout", "0.1", "--unseen-rate", "0.1", "--quiet"]
+TINY += [
+    "--input-dropout",
+    "0.2",
+    "--row-dropout",
+    "0.1",
+    "--unseen-rate",
+    "0.1",
+    "--lr-decay",
+    "0.3",
+    "--quiet",
+]
 TIMES = {"seconds", "total_seconds", "triples_per_second"}
 
 

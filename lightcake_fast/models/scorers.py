@@ -1,4 +1,8 @@
-"""The score of every raw relation for each of a batch of pairs, as one matrix."""
+"""The score of every raw relation for each of a batch of pairs, as one matrix.
+
+Heads and tails have shape (B, d), relations (R, d), scores (B, R): one or two matrix products, without a
+tensor of B x R x d. A complex row of d/2 numbers lies as d reals: real parts, then imaginary parts.
+"""
 
 from collections.abc import Callable
 
@@ -7,22 +11,70 @@ from torch import Tensor
 
 
 def distmult(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-    """Psi = sum_i h_i r_i t_i for heads and tails (B, d) and relations (R, d): shape (B, R)."""
+    """Psi = sum_i h_i r_i t_i.
+
+    Source: Yang et al., ICLR 2015, arXiv 1412.6575.
+    """
     return (heads * tails) @ relations.T
 
 
-def transe(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-    """Psi = -||t - r - h|| for heads and tails (B, d) and relations (R, d): shape (B, R).
+def complex_(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+    """Psi = Re sum_i h_i r_i conj(t_i) over complex numbers.
 
-    Through one matrix product; a squared length that rounding makes negative counts as zero, and a zero
-    length has gradient zero.
+    Source: Trouillon et al., ICML 2016, arXiv 1606.06357.
+    """
+    real, imaginary = _times_conjugate(heads, tails)
+    return torch.cat([real, -imaginary], 1) @ relations.T
+
+
+def simple(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+    """Psi = (<h, r, t'> + <t, r', h'>) / 2, where x and x' are the halves of a row.
+
+    Source: Kazemi and Poole, NeurIPS 2018, arXiv 1802.04868.
+    """
+    h_as_head, h_as_tail = heads.chunk(2, 1)
+    t_as_head, t_as_tail = tails.chunk(2, 1)
+    return torch.cat([h_as_head * t_as_tail, t_as_head * h_as_tail], 1) @ relations.T / 2
+
+
+def transe(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+    """Psi = -||t - r - h||.
+
+    Source: Bordes et al., NeurIPS 2013.
     """
     difference = tails - heads
     squared = (
         difference.square().sum(1, keepdim=True) + relations.square().sum(1) - 2 * difference @ relations.T
     )
-    smallest = torch.finfo(squared.dtype).tiny
-    return -squared.clamp_min(smallest).sqrt()
+    return negative_length(squared)
 
 
-SCORERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"distmult": distmult, "transe": transe}
+def rotate(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+    """Psi = -||h r - t|| over complex numbers, r of length one: relations (R, d/2) are its angles.
+
+    Source: Sun et al., ICLR 2019, arXiv 1902.10197, with the Euclidean length.
+    """
+    real, imaginary = _times_conjugate(heads, tails)
+    turned = torch.cat([real, -imaginary], 1) @ torch.cat([relations.cos(), relations.sin()], 1).T
+    lengths = heads.square().sum(1, keepdim=True) + tails.square().sum(1, keepdim=True)
+    return negative_length(lengths - 2 * turned)
+
+
+def negative_length(squared: Tensor) -> Tensor:
+    """-sqrt, where a square that rounding makes negative counts as zero, and zero has gradient zero."""
+    return -squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
+
+
+def _times_conjugate(heads: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
+    """Real and imaginary part of h conj(t), each (B, d/2)."""
+    (a, b), (c, d) = heads.chunk(2, 1), tails.chunk(2, 1)
+    return a * c + b * d, b * c - a * d
+
+
+SCORERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "distmult": distmult,
+    "transe": transe,
+    "complex": complex_,
+    "simple": simple,
+    "rotate": rotate,
+}

@@ -13,9 +13,16 @@ from typing import Any
 from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
 from lightcake_fast.metrics import TIES
+from lightcake_fast.models import DECOMPOSITIONS, MODELS
 
 PRESETS = ("paper", "best")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
+# Fields that not every model has: those of each model.
+OWN_FIELDS = {
+    "lightcake": ("score", "context", "layers", "mask_targets", "backend"),
+    "rgcn": ("layers", "decomposition", "bases", "mask_targets"),
+    "a2n": ("mask_targets", "backend"),
+}
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -95,7 +102,7 @@ class TrainingConfig:
         on_resume=True,
     )
     out: str | None = _flag(
-        "folder of the run, new (default: runs/DATASET-SCORE-TIME)",
+        "folder of the run, new (default: runs/DATASET-MODEL-TIME)",
         "data and folders",
         None,
         metavar="DIR",
@@ -116,22 +123,51 @@ class TrainingConfig:
         "best",
         choices=PRESETS,
     )
+    model: str = _flag(
+        "lightcake (default), or a baseline: a score without context (transe, distmult, complex, simple, "
+        "rotate, transh, transr) or a graph network (rgcn, a2n)",
+        "model",
+        "lightcake",
+        choices=tuple(MODELS),
+    )
     score: str = _flag(
-        "score function (default: distmult)", "model", "distmult", choices=("distmult", "transe")
+        "lightcake: score function (default: distmult)", "model", "distmult", choices=("distmult", "transe")
     )
     context: str = _flag(
-        "contexts that refine the embeddings (default: both)",
+        "lightcake: contexts that refine the embeddings (default: both)",
         "model",
         "both",
         choices=("both", "entity", "relation"),
     )
-    layers: int = _flag("context layers, 0 for the plain score", "model", at_least=0, metavar="L")
+    layers: int = _flag(
+        "lightcake: context layers, 0 for the plain score; rgcn: convolutions",
+        "model",
+        at_least=0,
+        metavar="L",
+    )
+    decomposition: str = _flag(
+        "rgcn: matrices of the relations, each of its own, combinations of bases, or block-diagonal "
+        "(default: basis)",
+        "model",
+        "basis",
+        choices=DECOMPOSITIONS,
+    )
+    bases: int = _flag(
+        "rgcn: bases, or blocks of a block-diagonal matrix (default: 4)", "model", 4, at_least=1, metavar="B"
+    )
     dim: int = _flag("embedding width", "model", at_least=1, metavar="D")
     relation_bias: bool = _flag(
         "add a learned number a relation to its scores: settles pairs that say nothing else", "model"
     )
     batch_size: int = _flag("training triples a step", "optimisation", at_least=1, metavar="B")
     lr: float = _flag("Adam's step size", "optimisation", above=0, metavar="LR")
+    lr_decay: float = _flag(
+        "share by which the step size falls after each epoch",
+        "optimisation",
+        at_least=0,
+        below=1,
+        metavar="P",
+    )
     l2: float = _flag(
         "c adds c/2 times the sum of squares of both embedding tables to the loss",
         "optimisation",
@@ -230,6 +266,11 @@ class TrainingConfig:
             if names:
                 raise InputError(f"{problem} fields: {', '.join(sorted(names))}")
         return cls(**values)
+
+    @property
+    def title(self) -> str:
+        """The model in a word, with LightCAKE's score."""
+        return f"{self.model}-{self.score}" if self.model == "lightcake" else self.model
 
     def to_json(self) -> str:
         """The saved fields as a JSON object, a line each."""

@@ -11,9 +11,9 @@ from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.metrics import Evaluation, KnownRelations, NonFiniteScoresError, evaluate_relations
-from lightcake_fast.models import LightCAKE
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.interrupt import Interrupt
+from lightcake_fast.training.model import build_model
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import Position, RunFolder
 from lightcake_fast.training.runtime import epoch_order, mixed_seed, resolve_device
@@ -76,19 +76,7 @@ class Trainer:
         self._reporter, self._interrupt = reporter, interrupt
         self._device = resolve_device(config.device)
         self._generator = torch.Generator(self._device).manual_seed(config.seed)
-        self.model = LightCAKE(
-            graph.num_entities,
-            graph.num_relations,
-            dim=config.dim,
-            layers=config.layers,
-            score=config.score,
-            context=config.context,
-            relation_bias=config.relation_bias,
-            input_dropout=config.input_dropout,
-            row_dropout=config.row_dropout,
-            unseen_rate=config.unseen_rate,
-            generator=self._generator,
-        )
+        self.model = build_model(config, graph.num_entities, graph.num_relations, self._generator)
         triples = torch.from_numpy(graph.train).to(self._device)
         self._context = ContextGraph.from_triples(triples, graph.num_entities, graph.num_relations)
         self._seen = torch.from_numpy(graph.seen_entities).to(self._device)
@@ -160,6 +148,7 @@ class Trainer:
         position = self.position
         order = epoch_order(self._config.seed, position.epoch, len(self._graph.train)).to(self._device)
         self.model.train()
+        self._step.start_epoch(position.epoch)
         for batch in torch.split(order, self._config.batch_size)[position.step :]:
             self._step(batch)
             position.step += 1
@@ -210,7 +199,7 @@ class Trainer:
         self.model.load_state_dict(self._run.load_best(position.best_epoch, self._graph.fingerprint))
         results = {
             "dataset": self._graph.name,
-            "score": self._config.score,
+            "model": self._config.title,
             "ties": self._config.ties,
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
             "epochs": position.epoch,

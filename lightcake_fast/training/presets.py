@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightcake_fast.training.config import TrainingConfig, dataset_key
+from lightcake_fast.errors import InputError
+from lightcake_fast.training.config import OWN_FIELDS, TrainingConfig, dataset_key
 
 Settings = dict[str, int | float | bool]
 
@@ -13,6 +14,7 @@ PAPER: Settings = {
     "dim": 256,
     "batch_size": 512,
     "lr": 5e-3,
+    "lr_decay": 0.0,
     "l2": 1e-7,
     "epochs": 20,
     "patience": 3,
@@ -35,6 +37,7 @@ def _best(
     epochs: int,
     l2: float = 1e-7,
     lr: float = 5e-3,
+    lr_decay: float = 0.0,
     patience: int = 4,
 ) -> Settings:
     """A row of `BEST`: the bias and the masking helped everywhere."""
@@ -43,6 +46,7 @@ def _best(
         "dim": dim,
         "batch_size": batch_size,
         "lr": lr,
+        "lr_decay": lr_decay,
         "l2": l2,
         "epochs": epochs,
         "patience": patience,
@@ -85,18 +89,37 @@ OWN_FOLDER: Settings = _best(
 )
 
 
-def preset_settings(preset: str, dataset: str, score: str) -> Settings:
-    """The settings of a preset for a data set (name or folder) and score; unknown ones get the fallback."""
-    if preset == "paper":
-        return PAPER
-    return BEST.get((dataset_key(dataset) or "", score), OWN_FOLDER)
+# What the settings of a LightCAKE become for a baseline. Without context a step is cheap and learns less.
+_NO_CONTEXT: Settings = {"layers": 0, "mask_targets": False, "row_dropout": 0.0, "epochs": 40}
+BASELINES: dict[str, Settings] = {
+    **dict.fromkeys(("transe", "distmult", "complex", "simple", "rotate", "transh", "transr"), _NO_CONTEXT),
+    "rgcn": {"layers": 1},
+    "a2n": {"layers": 1},
+}
+_LIKE_TRANSE = ("transe", "rotate", "transh", "transr")
+
+
+def preset_settings(preset: str, dataset: str, model: str, score: str) -> Settings:
+    """The settings of a preset for a data set (name or folder) and model; unknown ones get the fallback.
+
+    A baseline gets those of LightCAKE with the score nearest to its own, but for what it does not have.
+    """
+    if model != "lightcake":
+        score = "transe" if model in _LIKE_TRANSE else "distmult"
+    best = BEST.get((dataset_key(dataset) or "", score), OWN_FOLDER)
+    return {**(PAPER if preset == "paper" else best), **BASELINES.get(model, {})}
 
 
 def resolve(explicit: Mapping[str, Any]) -> TrainingConfig:
     """The configuration of a new run: what was given, and its preset for everything else.
 
     Raises:
-        InputError: A given value is wrong.
+        InputError: A given value is wrong, or the model has no such thing.
     """
     given = TrainingConfig(**{**PAPER, **explicit})
-    return TrainingConfig(**{**preset_settings(given.preset, given.dataset, given.score), **explicit})
+    for name in explicit:
+        takers = [model for model, names in OWN_FIELDS.items() if name in names]
+        if takers and given.model not in takers:
+            raise InputError(f"{name}: {given.model} has no such setting, only {', '.join(takers)} have")
+    settings = preset_settings(given.preset, given.dataset, given.model, given.score)
+    return TrainingConfig(**{**settings, **explicit})

@@ -46,7 +46,7 @@ class Reporter:
             f"{len(graph.train):,} training triples"
         )
         self._say(
-            f"{config.score}, layers {config.layers}, width {config.dim}, batches of {config.batch_size:,}, "
+            f"{config.title}, layers {config.layers}, width {config.dim}, batches of {config.batch_size:,}, "
             f"at most {config.epochs} epochs, preset {config.preset}"
         )
         if position.epoch or position.step:
@@ -116,7 +116,7 @@ class Reporter:
                 self._console.print(f"test {name} ({metrics['count']:,}): {figures}", soft_wrap=True)
             return
         table = Table(
-            title=f"{results['dataset']}, {results['score']}: test metrics of epoch {results['best_epoch']}"
+            title=f"{results['dataset']}, {results['model']}: test metrics of epoch {results['best_epoch']}"
         )
         table.add_column("")
         for name, metrics in columns.items():

@@ -230,6 +230,6 @@ class RunFolder:
 def _free_path(config: TrainingConfig, name: str) -> Path:
     """A folder under `runs/` that is not there yet."""
     readable = re.sub(r"[^\w.-]+", "-", name)
-    stem = f"{readable}-{config.score}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{readable}-{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in count(1))
     return next(path for path in candidates if not path.exists())

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import LightCAKE
+from lightcake_fast.models import RelationModel
 from lightcake_fast.training.config import TrainingConfig
 
 
@@ -24,7 +24,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        model: LightCAKE,
+        model: RelationModel,
         context: ContextGraph,
         triples: Tensor,
         config: TrainingConfig,
@@ -34,12 +34,18 @@ class TrainingStep:
         self._pairs, self._relations = triples[:, ::2].contiguous(), triples[:, 1].contiguous()
         self._mask = torch.zeros(len(triples), dtype=torch.bool, device=triples.device)
         self._mask_targets = config.mask_targets
+        self._lr, self._lr_decay = config.lr, config.lr_decay
         tables = [model.entities, model.relations]
         others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
         # Adam adds weight_decay times the weight to its gradient: the gradient of l2/2 times the square
         groups: list[dict[str, Any]] = [{"params": tables, "weight_decay": config.l2}, {"params": others}]
         self.optimizer = torch.optim.Adam(groups, lr=config.lr, fused=True)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=triples.device)
+
+    def start_epoch(self, epoch: int) -> None:
+        """Set the step size of epoch 0, 1, ...: a part of `lr` that shrinks by `lr_decay` each time."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr * (1 - self._lr_decay) ** epoch
 
     def __call__(self, batch: Tensor) -> None:
         """Step on the training triples numbered `batch`, int64 `[B]`."""

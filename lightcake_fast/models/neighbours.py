@@ -1,0 +1,116 @@
+"""A graph's context triples in the orders in which the baselines sum over neighbours, made once a graph."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.segments import Segments
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbours:
+    """The E = 2T context triples sorted by relation, then head: a group holds those of one relation and head.
+
+    Attributes:
+        triple: int64 (E,), the place of each entry in ``ContextGraph.context_triples``.
+        inverse: int64 (E,), the entry of each entry's inverse triple.
+        relation: int64 (E,), of each entry.
+        tail: int64 (E,), of each entry.
+        group: int64 (E,), of each entry.
+        group_head: int64 (G,), the head of each group.
+        by_head: int64 (E,), the entries sorted by head.
+        head_bounds: int64 (N + 1,), the entries of each head in that order.
+        parts: for each of the 2R relations its entries, its groups and, from its first entry on, the bounds
+            of its groups.
+    """
+
+    triple: Tensor
+    inverse: Tensor
+    relation: Tensor
+    tail: Tensor
+    group: Tensor
+    group_head: Tensor
+    by_head: Tensor
+    head_bounds: Tensor
+    parts: list[tuple[slice, slice, Tensor]]
+
+    @cached_property
+    def rows_by_head(self) -> Segments:
+        """Segments of a row for each entry, those of a head side by side, in the order ``by_head``."""
+        every = torch.arange(len(self.triple), device=self.triple.device)
+        return Segments.from_csr(self.head_bounds, every, len(every))
+
+    def mean_weights(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """1 / c of each entry, (E,): c is its group's number of entries that the mask leaves.
+
+        Args:
+            mask: bool (T,), triples to leave out with their inverses: they weigh 0; or None.
+            dtype: of the weights.
+        """
+        live = torch.ones_like(self.tail) if mask is None else (~mask).long().repeat(2)[self.triple]
+        count = torch.zeros_like(self.group_head).index_add_(0, self.group, live)
+        return live.to(dtype) / count.clamp_min(1).index_select(0, self.group).to(dtype)
+
+
+def sum_rows(rows: Tensor, index: Tensor, bounds: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of rows (N, d) over segments, (M, d), without a tensor of a row for each entry.
+
+    Args:
+        rows: (N, d).
+        index: int64 (E,), the row of each entry.
+        bounds: int64 (M + 1,), the entries of each segment.
+        weights: (E,), in the rows' type.
+    """
+    sums: Tensor = functional.embedding_bag(
+        index, rows, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True
+    )
+    return sums
+
+
+_FOUND: "WeakKeyDictionary[ContextGraph, Neighbours]" = WeakKeyDictionary()
+
+
+def neighbours(graph: ContextGraph) -> Neighbours:
+    """The orders of a graph, kept as long as it lives."""
+    if graph not in _FOUND:
+        _FOUND[graph] = _sorted(graph)
+    return _FOUND[graph]
+
+
+def _sorted(graph: ContextGraph) -> Neighbours:
+    head, relation, tail = graph.context_triples
+    count, relations = len(head), 2 * graph.num_relations
+    triple = torch.argsort(relation * graph.num_entities + head, stable=True)
+    place = torch.empty_like(triple).index_copy_(0, triple, torch.arange(count, device=triple.device))
+    head, relation, tail = (column.index_select(0, triple) for column in (head, relation, tail))
+    key = relation * graph.num_entities + head
+    group_key, group = torch.unique_consecutive(key, return_inverse=True)
+    group_relation = group_key // graph.num_entities
+    entry_bounds = _bounds(relation, relations).tolist()
+    group_bounds = _bounds(group_relation, relations).tolist()
+    first_entries = _bounds(group, len(group_key))
+    parts = []
+    for r in range(relations):
+        entries, groups = (slice(bounds[r], bounds[r + 1]) for bounds in (entry_bounds, group_bounds))
+        parts.append((entries, groups, first_entries[groups.start : groups.stop + 1] - entries.start))
+    return Neighbours(
+        triple=triple,
+        inverse=place.index_select(0, (triple + graph.num_triples) % max(count, 1)),
+        relation=relation,
+        tail=tail,
+        group=group,
+        group_head=group_key % graph.num_entities,
+        by_head=torch.argsort(head, stable=True),
+        head_bounds=_bounds(head, graph.num_entities),
+        parts=parts,
+    )
+
+
+def _bounds(ids: Tensor, count: int) -> Tensor:
+    """Where each of ``count`` ids begins and ends in a sorted list of them, (count + 1,)."""
+    return functional.pad(torch.bincount(ids, minlength=count).cumsum(0), (1, 0))

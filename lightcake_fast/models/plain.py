@@ -1,0 +1,48 @@
+"""Models that are a score of two tables and no more: TransE, DistMult, ComplEx, SimplE and RotatE."""
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightcake_fast.errors import InputError
+from lightcake_fast.models.base import RelationModel, check_choice
+from lightcake_fast.models.scorers import SCORERS
+
+HALVES = ("complex", "simple", "rotate")  # read a row of d numbers as two of d/2
+
+
+class PlainModel(RelationModel):
+    """A score function of entity and relation rows (see ``scorers``), without context.
+
+    Args:
+        num_entities: N.
+        num_relations: R, raw relations.
+        dim: d, even for "complex", "simple" and "rotate".
+        score: a key of ``SCORERS``.
+        options: those of ``RelationModel``.
+
+    Shapes:
+        ``entities`` (N, d); ``relations`` (R, d), for "rotate" (R, d/2): angles.
+
+    Raises:
+        InputError: if ``dim`` is odd and must not be.
+        ValueError: as ``RelationModel``.
+    """
+
+    def __init__(
+        self, num_entities: int, num_relations: int, *, dim: int, score: str, **options: Any
+    ) -> None:
+        check_choice("score", score, SCORERS)
+        if score in HALVES and dim % 2:
+            raise InputError(f"dim: got {dim}, wanted an even number for {score}")
+        angles = score == "rotate"
+        super().__init__(
+            num_entities, num_relations, dim=dim, relation_dim=dim // 2 if angles else dim, **options
+        )
+        if angles:
+            nn.init.uniform_(self.relations, -math.pi, math.pi, generator=options.get("generator"))
+        self.score = score
+
+    def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        return SCORERS[self.score](heads, relations, tails)

@@ -1,0 +1,179 @@
+"""R-GCN: a graph convolution with a matrix for each relation, and DistMult behind it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lightcake_fast.errors import InputError
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models.base import RelationModel, check_at_least, check_choice, xavier
+from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows
+from lightcake_fast.models.scorers import distmult
+
+DECOMPOSITIONS = ("full", "basis", "block")
+
+
+class RGCNLayer(nn.Module):
+    """e_h' = W_0 e_h + sum over r of W_r (mean of e_t over the context triples (h, r, t)), inverses included.
+
+    Neighbours are summed before they are multiplied, so that no tensor has a row for each context triple.
+
+    Args:
+        num_relations: R, raw relations; their inverses have matrices of their own.
+        dim: d.
+        decomposition: what the 2R matrices W_r are: "full", each of its own; "basis", combinations of
+            ``bases`` matrices; "block", block-diagonal with ``bases`` blocks.
+        bases: B, at least 1; a divisor of d for "block"; not used by "full".
+        generator: source of the initial values.
+        dtype: floating-point type of the parameters.
+
+    Shapes:
+        ``root`` (d, d); ``matrices`` (2R, blocks, d / blocks, d / blocks), where "full" is one block, or
+        (B, d, d) for "basis" with ``coefficients`` (2R, B). Rows are multiplied from the left.
+
+    Raises:
+        InputError: if the width is not a multiple of the blocks.
+        ValueError: if another argument is out of range.
+
+    Source: Schlichtkrull et al., ESWC 2018, arXiv 1703.06103, equations 2-4, with c the number of neighbours
+    of the entity under the relation.
+    """
+
+    def __init__(
+        self,
+        num_relations: int,
+        dim: int,
+        *,
+        decomposition: str = "basis",
+        bases: int = 4,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        check_choice("decomposition", decomposition, DECOMPOSITIONS)
+        check_at_least(1, bases=bases)
+        blocks = bases if decomposition == "block" else 1
+        if dim % blocks:
+            raise InputError(f"dim: got {dim}, wanted a multiple of the {blocks} blocks")
+        made: dict[str, Any] = {"generator": generator, "dtype": dtype}
+        self.root = xavier(dim, dim, **made)
+        if decomposition == "basis":
+            self.matrices = xavier(bases, dim, dim, **made)
+            self.coefficients: nn.Parameter | None = xavier(2 * num_relations, bases, **made)
+        else:
+            self.matrices = xavier(2 * num_relations, blocks, dim // blocks, dim // blocks, **made)
+            self.coefficients = None
+
+    def forward(self, entities: Tensor, graph: ContextGraph, mask: Tensor | None = None) -> Tensor:
+        """New rows (N, d) of entities (N, d), without an activation.
+
+        Args:
+            entities: (N, d).
+            graph: the context, on the same device.
+            mask: bool (T,), triples to leave out with their inverses, or None.
+        """
+        found = neighbours(graph)
+        weights = found.mean_weights(mask, entities.dtype)
+        matrices: Tensor = self.matrices
+        if self.coefficients is not None:
+            matrices = torch.tensordot(self.coefficients, matrices, 1)[:, None]
+        sums: Tensor = _RelationProducts.apply(entities, matrices, weights, found)  # type: ignore[no-untyped-call]
+        return entities @ self.root + sums
+
+
+class _RelationProducts(torch.autograd.Function):
+    """The sum over r of (A_r x) W_r, A_r the weighted adjacency: holds the rows of one relation at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrices: Tensor, weights: Tensor, found: Neighbours) -> Tensor:
+        ctx.save_for_backward(x, matrices, weights)
+        ctx.found = found
+        out = torch.zeros_like(x)
+        for matrix, (entries, groups, bounds) in zip(matrices, found.parts, strict=True):
+            sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
+            out.index_add_(0, found.group_head[groups], _product(sums, matrix))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, matrices, weights = ctx.saved_tensors
+        found, half = ctx.found, len(matrices) // 2
+        inverse_weights = weights.index_select(0, found.inverse)
+        dx, dmatrices = torch.zeros_like(x), torch.empty_like(matrices)
+        for r, (matrix, (entries, groups, bounds)) in enumerate(zip(matrices, found.parts, strict=True)):
+            sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
+            blocks, rows = len(matrix), g.index_select(0, found.group_head[groups])
+            torch.bmm(_blocks(sums, blocks).mT, _blocks(rows, blocks), out=dmatrices[r])
+            # A_r^T g: the neighbours under r are the heads under its inverse
+            entries, groups, bounds = found.parts[(r + half) % (2 * half)]
+            sums = sum_rows(g, found.tail[entries], bounds, inverse_weights[entries])
+            dx.index_add_(0, found.group_head[groups], _product(sums, matrix.mT))
+        return dx, dmatrices, None, None
+
+
+def _blocks(rows: Tensor, blocks: int) -> Tensor:
+    """Rows (M, d) as (blocks, M, d / blocks)."""
+    return rows.view(len(rows), blocks, rows.shape[1] // blocks).transpose(0, 1)
+
+
+def _product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Rows (M, d) times a block-diagonal matrix given as (blocks, d / blocks, d / blocks)."""
+    return torch.bmm(_blocks(rows, len(matrix)), matrix).transpose(0, 1).reshape(rows.shape)
+
+
+class RGCN(RelationModel):
+    """R-GCN layers with ReLU between them, scored by DistMult.
+
+    Args:
+        num_entities: N.
+        num_relations: R, raw relations.
+        dim: d, the width of all layers.
+        layers: L, at least 1.
+        decomposition: as in ``RGCNLayer``.
+        bases: as in ``RGCNLayer``.
+        options: those of ``RelationModel``.
+
+    Shapes:
+        ``entities`` (N, d); ``relations`` (R, d), of the decoder; each of ``convolutions`` as in
+        ``RGCNLayer``.
+
+    Source: Schlichtkrull et al., ESWC 2018, arXiv 1703.06103.
+    """
+
+    def __init__(
+        self,
+        num_entities: int,
+        num_relations: int,
+        *,
+        dim: int,
+        layers: int,
+        decomposition: str = "basis",
+        bases: int = 4,
+        **options: Any,
+    ) -> None:
+        check_at_least(1, layers=layers)
+        super().__init__(num_entities, num_relations, dim=dim, **options)
+        self.convolutions = nn.ModuleList(
+            RGCNLayer(
+                num_relations,
+                dim,
+                decomposition=decomposition,
+                bases=bases,
+                generator=options.get("generator"),
+                dtype=self.entities.dtype,
+            )
+            for _ in range(layers)
+        )
+
+    def _encode(
+        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        for n, convolution in enumerate(self.convolutions):
+            entities = convolution(entities.relu() if n else entities, graph, mask)
+        return entities, relations
+
+    def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        return distmult(heads, relations, tails)
