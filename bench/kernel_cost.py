@@ -195,7 +195,11 @@ def _as_json(arguments: argparse.Namespace, layers: Iterable[LayerCost]) -> dict
         "score": arguments.score,
         "layers": [
             {
-                **asdict(layer),
+                **vars(layer),
+                "kernels": [
+                    {**vars(kernel), "resources": asdict(kernel.resources)} for kernel in layer.kernels
+                ],
+                "rows": asdict(layer.rows),
                 "instructions_a_triple": layer.instructions,
                 "loop_instructions_a_triple": layer.loop_instructions,
                 "rows_a_triple": layer.rows.total / layer.triples,

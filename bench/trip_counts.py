@@ -266,8 +266,8 @@ class _Evaluator:
         function = self.value(node.func, frame, active)
         values = [self.value(argument, frame, active) for argument in node.args]
         named = {k.arg: self.value(k.value, frame, active) for k in node.keywords if k.arg}
-        name, module = getattr(function, "__name__", ""), getattr(function, "__module__", "")
-        if hasattr(function, "fn") and not module.startswith("triton."):
+        name = getattr(function, "__name__", "")
+        if hasattr(function, "fn") and not function.fn.__module__.startswith("triton."):
             bound = inspect.signature(function.fn).bind(*values, **named)
             bound.apply_defaults()
             self.calls.append(frame.source.place(node))
