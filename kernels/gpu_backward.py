@@ -44,7 +44,7 @@ def row_products(
         old = load_row(row_pointers(old_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
         difference = add_scaled_row(difference, -1.0, old, WIDTH, BLOCK_D)
     term = tl.zeros([BLOCK_E, BLOCK_D], ACC)
-    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
         term = tl.fma(g[k], difference[k], term)
     tl.store(product_ptr + row, tl.sum(term, 1), mask=live)
 
@@ -123,7 +123,7 @@ def relation_pass(
 
     Bytes a raw triple: rows e_h, e_t, g_h, g_t; 48 of ids, scores and row products, 56 of the record.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     p = tl.program_id(0)
     start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
     row, slot = tl.load(chunk_ptr + 4 * p + 2), tl.load(chunk_ptr + 4 * p + 3)
@@ -214,7 +214,7 @@ def entity_pass(
     Bytes a context triple: rows e_t, g_t (and e_r, q_r of the relation and its inverse, from the cache);
     16 of ids, 32 of the record. A chunk: its own g_h (and e_h), its result.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * n

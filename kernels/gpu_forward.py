@@ -48,7 +48,7 @@ def relation_pass(
 
     Bytes a raw triple: rows e_h, e_t; 16 of ids, 8 of scores.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     p = tl.program_id(0)
     start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
     row, slot = tl.load(chunk_ptr + 4 * p + 2), tl.load(chunk_ptr + 4 * p + 3)
@@ -141,7 +141,7 @@ def entity_pass(
     Bytes a context triple: row e_t (and e_r, from the cache); 16 of ids, 8 of scores. A chunk: its own row,
     its result.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     q0 = tl.program_id(0) * BLOCK_E
     q = q0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * q

@@ -64,13 +64,13 @@ def merge_pass(
     """
     p = tl.program_id(0)
     if p < relation_programs:
-        blocks = tl.cdiv(WIDTH, BLOCK_C_LONG)
+        blocks = triton.cdiv(WIDTH, BLOCK_C_LONG)
         merge_row(
             p // blocks, p % blocks, y_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr,
             new_y_ptr, sum_y_ptr, lse_y_ptr, HAS_SUM, WIDTH, BLOCK_P_LONG, BLOCK_C_LONG, ACC,
         )  # fmt: skip
     else:
-        blocks = tl.cdiv(WIDTH, BLOCK_C)
+        blocks = triton.cdiv(WIDTH, BLOCK_C)
         p -= relation_programs
         merge_row(
             relation_rows + p // blocks, p % blocks, x_ptr, row_ptr, bound_ptr,
@@ -110,13 +110,13 @@ def sum_pass(
     """
     p = tl.program_id(0)
     if p < relation_programs:
-        blocks = tl.cdiv(WIDTH, BLOCK_C_LONG)
+        blocks = triton.cdiv(WIDTH, BLOCK_C_LONG)
         sum_row(
             p // blocks, p % blocks, q_ptr, row_ptr, bound_ptr, part_ptr, grad_y_ptr,
             WIDTH, BLOCK_P_LONG, BLOCK_C_LONG, ACC,
         )  # fmt: skip
     else:
-        blocks = tl.cdiv(WIDTH, BLOCK_C)
+        blocks = triton.cdiv(WIDTH, BLOCK_C)
         p -= relation_programs
         sum_row(
             relation_rows + p // blocks, p % blocks, g_ptr, row_ptr, bound_ptr, part_ptr, grad_x_ptr,

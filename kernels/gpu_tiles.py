@@ -27,12 +27,18 @@ def row_pointers(ptr, row, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def load_tile(ptr, k: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
-    """Tile k of rows, in the type of the sums; columns past the width are zero."""
+    """Tile k of rows, in the type of the sums; columns past the width are zero.
+
+    bfloat16 is the upper half of a float32. Said with integers, a number costs one instruction, since half of
+    them need only a mask; Triton's conversion takes each out of its word first.
+    """
     if (k + 1) * BLOCK_D <= WIDTH:
         tile = tl.load(ptr + k * BLOCK_D)
     else:
         inside = k * BLOCK_D + tl.arange(0, BLOCK_D) < WIDTH
         tile = tl.load(ptr + k * BLOCK_D, mask=inside[None, :], other=0.0)
+    if tile.dtype == tl.bfloat16:
+        return (tile.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     return tile.to(ACC)
 
 
@@ -40,7 +46,7 @@ def load_tile(ptr, k: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, 
 def load_row(ptr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
     """All tiles of rows."""
     row = ()
-    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
         row = row + (load_tile(ptr, k, WIDTH, BLOCK_D, ACC),)
     return row
 
@@ -48,7 +54,7 @@ def load_row(ptr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr)
 @triton.jit
 def store_row(ptr, row, live, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
     """Write the tiles of those rows whose ``live`` (BLOCK_E, 1) is true."""
-    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
         tile = row[k].to(ptr.dtype.element_ty)
         if (k + 1) * BLOCK_D <= WIDTH:
             tl.store(ptr + k * BLOCK_D, tile, mask=live)
@@ -61,7 +67,7 @@ def store_row(ptr, row, live, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
 def zero_row(BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
     """Tiles of zeros."""
     row = ()
-    for _ in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+    for _ in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
         row = row + (tl.zeros([BLOCK_E, BLOCK_D], ACC),)
     return row
 
@@ -70,7 +76,7 @@ def zero_row(BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, 
 def scale_row(row, factor, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
     """Each row times its factor (BLOCK_E, 1)."""
     scaled = ()
-    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
         scaled = scaled + (row[k] * factor,)
     return scaled
 
@@ -79,7 +85,7 @@ def scale_row(row, factor, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
 def add_scaled_row(row, factor, other, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
     """``row + factor * other``, the factor of shape (BLOCK_E, 1)."""
     added = ()
-    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
         added = added + (tl.fma(other[k], factor, row[k]),)
     return added
 
@@ -92,7 +98,7 @@ def fold_row(row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.conste
     stored in a layout of their own, at the price of conversions through shared memory.
     """
     folded = ()
-    for k in tl.static_range(tl.cdiv(WIDTH, BLOCK_D)):
+    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
         folded = folded + (tl.sum(row[k], 0)[None, :].broadcast_to(BLOCK_E, BLOCK_D),)
     return folded
 
@@ -100,7 +106,7 @@ def fold_row(row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.conste
 @triton.jit
 def store_folded_row(ptr, row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
     """Write one row that ``fold_row`` put in BLOCK_E places: each place stores tiles of its own."""
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     lane, inside_tile = tl.arange(0, BLOCK_E)[:, None], tl.arange(0, BLOCK_D)[None, :]
     for m in tl.static_range(0, K, BLOCK_E):
         tile = row[m]

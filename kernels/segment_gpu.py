@@ -38,7 +38,7 @@ def softmax_pass(
 
     Bytes an entry: its row; 4 of index, 8 of scores. A chunk: its result.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
@@ -127,7 +127,7 @@ def slope_pass(
 
     Bytes an entry: its row; 4 of index, 4 of scores, 8 of results. A chunk: rows g and out.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
@@ -166,7 +166,7 @@ def gather_pass(
 
     Bytes an entry: row g of its segment; 8 of ids, 4 of weights. A chunk: its result.
     """
-    K: tl.constexpr = tl.cdiv(WIDTH, BLOCK_D)
+    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
