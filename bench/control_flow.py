@@ -165,12 +165,13 @@ class _Flow:
         return [holds, count - holds] if weights[0] > weights[1] else [count - holds, holds]
 
     def _tally(self, statement: Statement) -> Tally:
-        # compilers may drop a call that they inlined: the place tells enough where there is but one
-        known = [t for key, t in self.tallies.items() if key == statement.key]
-        known = known or [t for key, t in self.tallies.items() if key[0] == statement.key[0]]
-        if len(known) != 1:
-            raise ValueError(f"{len(known)} counts for `{statement.text}` at {statement.key}")
-        return known[0]
+        here = [key for key in self.tallies if key[0] == statement.key[0]]
+        if len(here) > 1:  # of the calls that it stands in, the last that begins at or above their lines
+            here = [key for key in here if _begins_before(key, statement.key)]
+            here = sorted(here, key=lambda key: key[1:])[-1:]
+        if not here:
+            raise ValueError(f"no count for `{statement.text}` at {statement.key}")
+        return self.tallies[here[0]]
 
     def _guard(self, statement: Statement, number: int, count: Counts) -> list[Counts]:
         """A branch around a loop, or around a piece of an unrolled one: taken where trips are left for it."""
@@ -295,6 +296,13 @@ class _Flow:
     def _place(self, number: int) -> str:
         last = self._code(number)[-1]
         return f"{last.text} at {last.frames[0] if last.frames else 'no line'}"
+
+
+def _begins_before(key: Key, other: Key) -> bool:
+    """Whether the calls of a key may be those of another, which names any line of a call of several lines."""
+    return len(key) == len(other) and all(
+        a[0] == b[0] and a[1] <= b[1] for a, b in zip(key, other, strict=True)
+    )
 
 
 def _reverse_postorder(blocks: Sequence[Block]) -> list[int]:

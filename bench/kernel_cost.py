@@ -149,7 +149,7 @@ def _kernel_table(layer: LayerCost, *, loops: bool) -> str:
             f"{kernel.name:32} {kernel.programs:9,} {kernel.num_warps:5} {used.registers:4} {kernel.warps:3} "
             f"{used.shared:6} {used.spills + used.stack + used.local:5} "
         )
-        lines.append(head + _counts(counts, layer.triples))
+        lines.append(head + (kernel.uncounted or _counts(counts, layer.triples)))
     lines.append(f"{'sum':71}" + _counts(sums, layer.triples))
     return "\n".join(lines)
 

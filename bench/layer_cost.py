@@ -58,6 +58,7 @@ class KernelCost:
         instructions: warp instructions of all programs by class.
         loops: those of them in innermost loops.
         assumed: conditions on data, whose bodies are counted as always run.
+        uncounted: why the instructions could not be counted; empty where they were.
     """
 
     name: str
@@ -68,6 +69,7 @@ class KernelCost:
     instructions: Counter[str]
     loops: Counter[str]
     assumed: list[str] = field(default_factory=list)
+    uncounted: str = ""
 
     @property
     def total(self) -> int:
@@ -111,12 +113,35 @@ def launch_layer(
 
 
 def kernel_cost(launch: Launch, card: Card) -> KernelCost:
-    """Count what a launch executes.
+    """Count what a launch executes; says so where its source and arguments do not explain a branch.
 
-    Raises:
-        ValueError: if the kernel branches in a way that its source and arguments do not explain.
+    Triton 3.5 and 3.6 leave calls out of their line information, so two calls of one function look alike.
     """
-    code, used = program(launch), resources(launch)
+    used = resources(launch)
+    assumed: list[str] = []
+    everywhere: Counter[str] = Counter()
+    loops: Counter[str] = Counter()
+    uncounted = ""
+    try:
+        everywhere, loops, assumed = _counted(launch)
+    except ValueError as error:
+        uncounted = str(error)
+    return KernelCost(
+        name=launch.name,
+        programs=launch.programs,
+        num_warps=launch.num_warps,
+        resources=used,
+        warps=resident_warps(used, launch.num_warps, card),
+        instructions=everywhere,
+        loops=loops,
+        assumed=assumed,
+        uncounted=uncounted,
+    )
+
+
+def _counted(launch: Launch) -> tuple[Counter[str], Counter[str], list[str]]:
+    """Instructions of all programs by class, those in innermost loops, and conditions on data."""
+    code = program(launch)
     tallies = trip_counts(launch.function, launch.arguments, launch.grid)
     innermost = _innermost_blocks(code)
     everywhere: Counter[str] = Counter()
@@ -127,16 +152,7 @@ def kernel_cost(launch: Launch, card: Card) -> KernelCost:
             everywhere[kind] += round(count * times)
             if number in innermost:
                 loops[kind] += round(count * times)
-    return KernelCost(
-        name=launch.name,
-        programs=launch.programs,
-        num_warps=launch.num_warps,
-        resources=used,
-        warps=resident_warps(used, launch.num_warps, card),
-        instructions=everywhere,
-        loops=loops,
-        assumed=_assumed(tallies),
-    )
+    return everywhere, loops, _assumed(tallies)
 
 
 def _innermost_blocks(code: Program) -> set[int]:

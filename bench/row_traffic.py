@@ -94,14 +94,15 @@ def _entity_pass(launch: Launch) -> tuple[int, int]:
     """
     chunks, context = launch.arguments["chunk_ptr"].numpy(), launch.arguments["context_ptr"].numpy()
     side_by_side = launch.arguments["BLOCK_E"]
-    padded = np.pad(chunks[:, 1], (0, -len(chunks) % side_by_side)).reshape(-1, side_by_side)
-    short = padded[padded.max(1) > padded[:, 0]]
+    lengths = chunks[:, 1] - chunks[:, 0]
+    together = lengths.reshape(-1, side_by_side)
+    short = together[together.max(1) > together[:, 0]]
     if len(short):
         raise ValueError(
             f"{launch.name}: a program's chunks have lengths {short[0].tolist()}, "
             "but it runs as often as its first is long: the rest is left out"
         )
-    chunk, triple = _spread(chunks[:, 0], chunks[:, 1])
+    chunk, triple = _spread(chunks[:, 0], lengths)
     program = chunk // side_by_side
     return _distinct(program, context[triple, 1]), _distinct(program, context[triple, 0])
 
