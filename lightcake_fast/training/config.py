@@ -233,6 +233,15 @@ class TrainingConfig:
         metavar="DEVICE",
         on_resume=True,
     )
+    cuda_graph: str = _flag(
+        "on a GPU, launch a full batch's step as one CUDA graph, with the same results (default: auto, which "
+        "does for lightcake)",
+        "running",
+        "auto",
+        choices=("auto", "on", "off"),
+        on_resume=True,
+        saved=False,
+    )
     quiet: bool = _flag("print the test metrics only", "running", False, on_resume=True, saved=False)
 
     def __post_init__(self) -> None:

@@ -9,13 +9,14 @@ from torch.nn import functional
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RelationModel
 from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.cuda_graph import CudaGraph, wants_cuda_graph
 
 
 class TrainingStep:
     """One optimiser step on a batch.
 
-    It reads nothing back from the device, and its own tensors live as long as it does: the place to capture
-    the step as a CUDA graph.
+    It reads nothing back from the device, and what changes between steps lies in tensors that stay where they
+    are. So full batches can run as a CUDA graph; an epoch's last, shorter one is launched directly.
 
     Attributes:
         optimizer: Adam, with l2 on the two embedding tables only.
@@ -33,22 +34,39 @@ class TrainingStep:
         self._model, self._context, self._backend, self._generator = model, context, config.backend, generator
         self._pairs, self._relations = triples[:, ::2].contiguous(), triples[:, 1].contiguous()
         self._mask = torch.zeros(len(triples), dtype=torch.bool, device=triples.device)
+        self._batch = self._relations.new_empty(min(config.batch_size, len(triples)))
         self._mask_targets = config.mask_targets
+        device = triples.device
         self._lr, self._lr_decay = config.lr, config.lr_decay
+        # a tensor, for a captured step to see it fall; on a GPU the fused Adam takes it as float32 alone
+        self._step_size = torch.tensor(
+            config.lr, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device
+        )
         tables = [model.entities, model.relations]
         others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
         # Adam adds weight_decay times the weight to its gradient: the gradient of l2/2 times the square
         groups: list[dict[str, Any]] = [{"params": tables, "weight_decay": config.l2}, {"params": others}]
-        self.optimizer = torch.optim.Adam(groups, lr=config.lr, fused=True)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=triples.device)
+        self.optimizer = torch.optim.Adam(
+            groups, lr=self._step_size, fused=True, capturable=device.type == "cuda"
+        )
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self._graph = None
+        if wants_cuda_graph(config.cuda_graph, device, config.model):
+            self._graph = CudaGraph(lambda: self._run(self._batch), device, generator)
 
     def start_epoch(self, epoch: int) -> None:
         """Set the step size of epoch 0, 1, ...: a part of `lr` that shrinks by `lr_decay` each time."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._lr * (1 - self._lr_decay) ** epoch
+        self._step_size.fill_(self._lr * (1 - self._lr_decay) ** epoch)
 
     def __call__(self, batch: Tensor) -> None:
         """Step on the training triples numbered `batch`, int64 `[B]`."""
+        if self._graph is None or len(batch) != len(self._batch):
+            self._run(batch)
+        else:
+            self._batch.copy_(batch)
+            self._graph()
+
+    def _run(self, batch: Tensor) -> None:
         mask = self._mask.zero_().index_fill_(0, batch, True) if self._mask_targets else None
         refined = self._model.refine(
             self._context, mask=mask, generator=self._generator, backend=self._backend
