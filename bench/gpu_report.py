@@ -2,8 +2,9 @@
 
 Equality with the float64 reference is checked first; then come the card's own ceilings, one layer forward and
 backward on four data sets beside its peers, the training step with and without a CUDA graph, a uniform graph
-beside the skewed ones, 16-bit rows, and a generated graph of Wikidata5M's size. What does not fit or is not
-installed is left out with a line that says so. ``--device cpu`` runs the same path on tiny sizes, for CI.
+beside the skewed ones, 16-bit rows, a generated graph of Wikidata5M's size, and other launch shapes. What is not
+installed or does not fit is left out with a line that says so. ``--device cpu`` runs the same path on tiny sizes,
+for CI.
 """
 
 import argparse
@@ -28,11 +29,11 @@ from lightcake_fast.cli import ArgumentParser, run
 from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.ops import context_layer
+from lightcake_fast.models import LightCAKE
+from lightcake_fast.ops import context_layer, tune_context_layer
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.segments import Segments, segment_softmax_aggregate
-from lightcake_fast.training.cuda_graph import WARM_UP, CudaGraph
-from lightcake_fast.training.model import build_model
+from lightcake_fast.training.captured import WARM_UPS, CapturedStep, record, warm_up
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.step import TrainingStep
 
@@ -60,7 +61,7 @@ class Bench:
 
     def milliseconds(self, run: Callable[[], object], seconds: float = 0.4) -> float:
         """The median of as many calls as fit into the time, after warming up."""
-        for _ in range(WARM_UP + 1):  # the last captures, where `run` is a graph
+        for _ in range(WARM_UPS + 1):  # and recording, where a step is captured
             run()
         times: list[float] = []
         end = time.monotonic() + seconds
@@ -80,9 +81,13 @@ class Bench:
         end.synchronize()
         return float(begin.elapsed_time(end))
 
-    def captured(self, run: Callable[[], object]) -> CudaGraph | None:
-        """The same work as one CUDA graph; None on the CPU."""
-        return CudaGraph(run, self.device) if self.on_gpu else None
+    def captured(self, run: Callable[[], object]) -> Any:
+        """The same work as one CUDA graph, to be replayed; None on the CPU."""
+        if not self.on_gpu:
+            return None
+        for _ in range(WARM_UPS):
+            warm_up(run)
+        return record(run)
 
     def extra_bytes(self, run: Run) -> int | None:
         """Peak memory beyond what was there and what is returned; None on the CPU."""
@@ -253,17 +258,16 @@ def training_step(bench: Bench) -> Report:
     generator = torch.Generator(bench.device).manual_seed(0)
     model = build_model(config, data.num_entities, data.num_relations, generator)
     triples = torch.from_numpy(data.train).to(bench.device)
+    one = TrainingStep(model, bench.graphs[name], triples, config, generator)
     batch = torch.arange(min(config.batch_size, len(triples)), device=bench.device)
-    launched, captured = (
-        bench.milliseconds(functools.partial(TrainingStep(model, graph, triples, chosen, generator), batch))
-        for chosen in (config, dataclasses.replace(config, cuda_graph="auto"))
-    )
+    launched = bench.milliseconds(lambda: one(batch))
+    captured = CapturedStep(one, len(batch), generator) if bench.on_gpu else None
     return {
         "dataset": name,
         "layers": config.layers,
         "batch_size": len(batch),
         "launched_ms": launched,
-        "captured_ms": captured if bench.on_gpu else None,
+        "captured_ms": captured and bench.milliseconds(lambda: captured(batch)),
     }
 
 
@@ -299,6 +303,12 @@ def large(bench: Bench) -> Report:
         "both_ms": bench.milliseconds(both, seconds=3.0),
         "extra_bytes": bench.extra_bytes(both),
     }
+
+
+def shapes(bench: Bench) -> Report:
+    """A layer's milliseconds by kernel and by numbers of a row in each lane: what should be shipped."""
+    graph = bench.graphs[bench.datasets[0]]
+    return {score: tune_context_layer(graph, bench.width, score=score) for score in ("distmult", "transe")}
 
 
 def _or_skipped(measure: Callable[[], Any]) -> Any:
@@ -365,6 +375,8 @@ def main(argv: Sequence[str]) -> None:
         "uniform": lambda: uniform(bench),
         "large": lambda: large(bench),
     }
+    if bench.on_gpu:
+        sections["shapes"] = lambda: shapes(bench)
     print("\n".join(lines("machine", report["machine"])), flush=True)
     for name, section in sections.items():
         start = time.monotonic()

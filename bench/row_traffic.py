@@ -93,10 +93,9 @@ def _entity_pass(launch: Launch) -> tuple[int, int]:
         ValueError: if a program's first chunk is not its longest, as the kernel takes it to be.
     """
     chunks, context = launch.arguments["chunk_ptr"].numpy(), launch.arguments["context_ptr"].numpy()
-    side_by_side = launch.arguments["BLOCK_E"]
-    lengths = chunks[:, 1] - chunks[:, 0]
-    together = lengths.reshape(-1, side_by_side)
-    short = together[together.max(1) > together[:, 0]]
+    lengths, side_by_side = chunks[:, 1] - chunks[:, 0], launch.arguments["BLOCK_E"]
+    grouped = lengths.reshape(-1, side_by_side)
+    short = grouped[grouped.max(1) > grouped[:, 0]]
     if len(short):
         raise ValueError(
             f"{launch.name}: a program's chunks have lengths {short[0].tolist()}, "

@@ -1,6 +1,6 @@
 """Launch shapes of the Triton kernels, in one place: rows side by side, columns of a tile, warps.
 
-Shipped by kernel, width, type and target; never by the graph's size.
+Shipped by kernel, width, type and target, or kept by ``gpu_tune`` for the process; never by the graph's size.
 """
 
 from typing import Any
@@ -14,13 +14,14 @@ from lightcake_fast.kernels.plan import GPU_SIDE_BY_SIDE
 
 # Numbers of a row tile in each lane, a quarter of them in float64: more share loads of ids, softmax and
 # loop, fewer leave registers for more warps. One warp to a program while its rows fit: no barrier is needed.
-_LANE_VALUES = {
+LANE_VALUES = {
     "forward.relation_pass": 32,
     "forward.entity_pass": 32,
     "backward.product_pass": 32,
     "backward.relation_pass": 16,
     "backward.entity_pass": 32,
 }
+_kept: dict[tuple[str, int, torch.dtype, str], int] = {}  # the same by kernel, width, type and target
 _LOAD_BYTES = 16
 # Triton 3.10 turns fused multiply-adds off unless asked; loops are pipelined by hand, over ids alone
 OPTIONS: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True}
@@ -29,7 +30,8 @@ OPTIONS: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True}
 def row_shape(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """Launch arguments of a kernel over rows of this width and type: block sizes, warps, options."""
     lanes, padded = warp_size(), triton.next_power_of_2(width)
-    values = _LANE_VALUES[kernel] * lanes // (4 if dtype == torch.float64 else 1)
+    shipped = LANE_VALUES[kernel] // (4 if dtype == torch.float64 else 1)
+    values = _kept.get((kernel, width, dtype, _target()), shipped) * lanes
     rows = min(max(values // padded, 1), GPU_SIDE_BY_SIDE)
     warps = min(max(padded // values, 1), 16)
     columns = max(_LOAD_BYTES // dtype.itemsize * lanes * warps // rows, 1)
@@ -41,6 +43,11 @@ def row_shape(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
         "num_warps": warps,
         **OPTIONS,
     }
+
+
+def keep_lane_values(kernel: str, width: int, dtype: torch.dtype, values: int) -> None:
+    """Launch a kernel over rows of this width and type with so many numbers a lane, on this target."""
+    _kept[kernel, width, dtype, _target()] = values
 
 
 def merge_shape(long_rows: bool, width: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -90,3 +97,10 @@ def warp_size() -> int:
     if triton.knobs.runtime.interpret:
         return 32
     return int(driver.active.get_current_target().warp_size)
+
+
+def _target() -> str:
+    """The kind of device that kernels are launched on."""
+    if triton.knobs.runtime.interpret:
+        return "interpreter"
+    return str(driver.active.get_current_target().arch)

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from lightcake_fast.data import KnowledgeGraph, load_dataset
     from lightcake_fast.graph import ContextGraph
     from lightcake_fast.models import LightCAKE
-    from lightcake_fast.ops import context_layer, context_weights
+    from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
 
 __version__ = "0.1.0"
@@ -21,6 +21,7 @@ _PUBLIC = {
     "context_weights": "lightcake_fast.ops",
     "load_dataset": "lightcake_fast.data",
     "segment_softmax_aggregate": "lightcake_fast.segments",
+    "tune_context_layer": "lightcake_fast.ops",
 }
 __all__ = [
     "ContextGraph",
@@ -32,6 +33,7 @@ __all__ = [
     "context_weights",
     "load_dataset",
     "segment_softmax_aggregate",
+    "tune_context_layer",
 ]
 
 

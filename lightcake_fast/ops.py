@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,6 +109,39 @@ def context_weights(
         alpha = (given - lse_x.index_select(0, heads)).exp()
         beta = (given - lse_y.index_select(0, relation_ids)).exp()
         return alpha.to(entities.dtype), beta.to(entities.dtype)
+
+
+def tune_context_layer(
+    graph: "ContextGraph", dim: int, *, dtype: torch.dtype = torch.float32, score: str = "distmult"
+) -> dict[str, dict[int, float]]:
+    """Choose the Triton kernels' launch shapes by measuring them on the graph's GPU; takes about a minute.
+
+    What is fastest is kept in this process for all graphs, by width, type and kind of GPU. Nothing is
+    measured unless this is called. Another shape may add in another order: results differ in the last bits.
+
+    Args:
+        graph: the context to measure on, on a GPU.
+        dim: d, the width of the rows.
+        dtype: their type.
+        score: "distmult" or "transe".
+
+    Returns:
+        Milliseconds of a layer, forward and backward, by kernel and by numbers of a row in each lane.
+
+    Raises:
+        ValueError: if an argument is wrong, or Triton cannot run here.
+    """
+    if score not in SCORE_NAMES:
+        raise ValueError(f"score: got {score!r}, wanted one of {', '.join(SCORE_NAMES)}")
+    if dim < 1:
+        raise ValueError(f"dim: got {dim}, wanted at least 1")
+    if not dtype.is_floating_point:
+        raise ValueError(f"dtype: got {dtype}, wanted a floating-point type")
+    _runnable("triton", graph.device.type)
+    from lightcake_fast.kernels import gpu_tune
+
+    with torch.cuda.device(graph.device) if graph.device.type == "cuda" else nullcontext():
+        return gpu_tune.tune(graph.gpu_plan, graph.num_entities, 2 * graph.num_relations, dim, dtype, score)
 
 
 def _checked(

@@ -3,6 +3,7 @@
 import itertools
 import math
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,51 @@ def test_scores_that_grow_far_within_a_row(score: str) -> None:
     alpha, _ = reference.context_weights(x, y, graph.context_triples, None, score)
     assert alpha[alpha > 0].min() < 2.0**-60
     check({"score": score, "context": "both"}, x, y, graph, None, slack=20.0)
+
+
+@pytest.mark.skipif(ON_CARD, reason="times by rule")
+def test_launch_shapes_change_only_when_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightcake_fast.kernels import gpu_tune
+
+    def shapes(width: int, dtype: torch.dtype) -> list[dict[str, Any]]:
+        return [gpu_launch.row_shape(kernel, width, dtype) for kernel in gpu_launch.LANE_VALUES]
+
+    runs: list[int] = []
+
+    def timed(layer: Callable[[], None], return_mode: str) -> float:
+        if not runs:
+            layer()
+        runs.append(gpu_launch.row_shape("forward.entity_pass", 256, torch.float32)["BLOCK_E"])
+        return abs(runs[-1] - 8)
+
+    lanes(monkeypatch, 256)
+    monkeypatch.setattr(gpu_launch, "_kept", {})
+    monkeypatch.setattr(gpu_tune, "do_bench", timed)
+    shipped, narrow, half = (
+        shapes(*key) for key in ((256, torch.float32), (16, torch.float32), (256, torch.float16))
+    )
+    x, y, graph, mask = layer_inputs("sparse", 256, torch.float32, DEVICE)
+    times = ops.tune_context_layer(graph, 256)
+    assert times["forward.entity_pass"] == {8: 0, 16: 8, 32: 8, 64: 8}
+    assert times.keys() == gpu_launch.LANE_VALUES.keys()
+    assert [a == b for a, b in zip(shapes(256, torch.float32), shipped, strict=True)].count(False) >= 1
+    assert gpu_launch.row_shape("forward.entity_pass", 256, torch.float32)["BLOCK_E"] == 8
+    assert (shapes(16, torch.float32), shapes(256, torch.float16)) == (narrow, half)
+    check({"score": "distmult", "context": "both"}, x, y, graph, mask)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": 0}, "dim: got 0, wanted at least 1"),
+        ({"dim": 4, "score": "complex"}, "score: got 'complex'"),
+        ({"dim": 4, "dtype": torch.int64}, "dtype: got torch.int64"),
+    ],
+)
+def test_wrong_wishes_for_tuning(arguments: dict[str, Any], message: str) -> None:
+    graph = layer_inputs("sparse", 1, torch.float32, DEVICE)[2]
+    with pytest.raises(ValueError, match=message):
+        ops.tune_context_layer(graph, **arguments)
 
 
 def test_zero_distance_has_no_gradient() -> None:

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="needs Triton's interpreter, not a GPU")
 
 # warp instructions a context triple: loop bodies; whole layer on FB15k-237, and on the three others
-BOUNDS = {"distmult": (300, 340, 410), "transe": (330, 340, 410)}
+BOUNDS = {"distmult": (240, 280, 330), "transe": (260, 280, 330)}
 GATHERED_ROWS = 5.0  # a context triple, forward and backward
 PAID_BARRIERS = 0.1  # warp barriers a context triple, of any kernel
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_120", "gfx942")

@@ -163,8 +163,8 @@ def test_every_model_has_settings_in_every_preset(model: str, preset: str, datas
 
 
 def test_the_command_of_the_moment_is_not_saved() -> None:
-    config = resolve({"out": "here", "quiet": True})
-    assert config.saved().keys().isdisjoint({"out", "resume", "quiet"})
+    config = resolve({"out": "here", "quiet": True, "cuda_graph": "off"})
+    assert config.saved().keys().isdisjoint({"out", "resume", "quiet", "cuda_graph"})
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_fixed_fields_are_refused_on_resume(field: str) -> None:
 
 def test_other_fields_may_differ_on_resume() -> None:
     changes: dict[str, Any] = {"data_dir": "/data", "device": "cpu", "quiet": True, "backend": "numba"}
-    changes |= {"epochs": 99, "patience": 98}
+    changes |= {"epochs": 99, "patience": 98, "cuda_graph": "off"}
     config = resumed(resolve({}), {"resume": "folder", **changes})
     assert dataclasses.asdict(config).items() >= changes.items()
     assert config.fixed() == resolve({}).fixed()

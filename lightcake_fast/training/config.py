@@ -234,8 +234,7 @@ class TrainingConfig:
         on_resume=True,
     )
     cuda_graph: str = _flag(
-        "on a GPU, launch a full batch's step as one CUDA graph, with the same results (default: auto, which "
-        "does for lightcake)",
+        "launch a training step as one CUDA graph, with the same results: auto does on a GPU (default: auto)",
         "running",
         "auto",
         choices=("auto", "on", "off"),

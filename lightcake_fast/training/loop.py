@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.metrics import Evaluation, KnownRelations, NonFiniteScoresError, evaluate_relations
+from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.model import build_model
@@ -75,6 +77,7 @@ class Trainer:
         self._config, self._graph, self._run = config, graph, run
         self._reporter, self._interrupt = reporter, interrupt
         self._device = resolve_device(config.device)
+        captures = wants_capture(config.cuda_graph, self._device)
         self._generator = torch.Generator(self._device).manual_seed(config.seed)
         self.model = build_model(config, graph.num_entities, graph.num_relations, self._generator)
         triples = torch.from_numpy(graph.train).to(self._device)
@@ -82,6 +85,9 @@ class Trainer:
         self._seen = torch.from_numpy(graph.seen_entities).to(self._device)
         self._known = KnownRelations.of(graph)
         self._step = TrainingStep(self.model, self._context, triples, config, self._generator)
+        self._advance: Callable[[Tensor], None] = self._step
+        if captures:
+            self._advance = CapturedStep(self._step, config.batch_size, self._generator)
         self._steps = math.ceil(len(triples) / config.batch_size)
         self._records: list[dict[str, Any]] = []
         self.position = Position()
@@ -150,7 +156,7 @@ class Trainer:
         self.model.train()
         self._step.start_epoch(position.epoch)
         for batch in torch.split(order, self._config.batch_size)[position.step :]:
-            self._step(batch)
+            self._advance(batch)
             position.step += 1
             if self._interrupt.signal is not None:
                 self._save_last()

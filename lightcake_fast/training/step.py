@@ -15,8 +15,8 @@ from lightcake_fast.training.cuda_graph import CudaGraph, wants_cuda_graph
 class TrainingStep:
     """One optimiser step on a batch.
 
-    It reads nothing back from the device, and what changes between steps lies in tensors that stay where they
-    are. So full batches can run as a CUDA graph; an epoch's last, shorter one is launched directly.
+    It reads nothing back from the device, and its own tensors live as long as it does: it can be captured as
+    a CUDA graph (see `captured`).
 
     Attributes:
         optimizer: Adam, with l2 on the two embedding tables only.
@@ -46,13 +46,11 @@ class TrainingStep:
         others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
         # Adam adds weight_decay times the weight to its gradient: the gradient of l2/2 times the square
         groups: list[dict[str, Any]] = [{"params": tables, "weight_decay": config.l2}, {"params": others}]
-        self.optimizer = torch.optim.Adam(
-            groups, lr=self._step_size, fused=True, capturable=device.type == "cuda"
-        )
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._graph = None
-        if wants_cuda_graph(config.cuda_graph, device, config.model):
-            self._graph = CudaGraph(lambda: self._run(self._batch), device, generator)
+        # a tensor, which a captured step reads anew each time; Adam's GPU kernel takes it in float32 only
+        real = torch.float64 if triples.device.type == "cpu" else torch.float32
+        self._step_size = torch.tensor(config.lr, dtype=real, device=triples.device)
+        self.optimizer = torch.optim.Adam(groups, lr=self._step_size, fused=True)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=triples.device)
 
     def start_epoch(self, epoch: int) -> None:
         """Set the step size of epoch 0, 1, ...: a part of `lr` that shrinks by `lr_decay` each time."""

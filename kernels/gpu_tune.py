@@ -1,0 +1,39 @@
+"""Launch shapes of the layer's kernels measured on the device at hand: on request only, never by a launch."""
+
+import torch
+from triton.testing import do_bench
+
+from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.kernels.gpu_backward import backward
+from lightcake_fast.kernels.gpu_forward import forward
+from lightcake_fast.kernels.plan import GpuPlan
+
+CANDIDATES = (8, 16, 32, 64)  # numbers of a row tile in each lane
+
+
+def tune(
+    plan: GpuPlan, entities: int, relations: int, width: int, dtype: torch.dtype, score: str
+) -> dict[str, dict[int, float]]:
+    """Measure a layer with each candidate for one kernel after the other, and keep the fastest.
+
+    Returns:
+        Milliseconds of a layer, forward and backward, by kernel and candidate.
+    """
+    random = torch.Generator(plan.raw.device).manual_seed(0)
+    x, y = (
+        torch.randn(rows, width, generator=random, device=plan.raw.device).to(dtype)
+        for rows in (entities, relations)
+    )
+
+    def layer() -> None:
+        new_x, new_y, s, lse_x, lse_y, *sums = forward(x, y, plan, None, score, "both")
+        backward(x, y, x, y, new_x, new_y, s, lse_x, lse_y, plan, score, *sums)
+
+    times: dict[str, dict[int, float]] = {}
+    for kernel in gpu_launch.LANE_VALUES:
+        times[kernel] = {}
+        for values in CANDIDATES:
+            gpu_launch.keep_lane_values(kernel, width, dtype, values)
+            times[kernel][values] = do_bench(layer, return_mode="median")
+        gpu_launch.keep_lane_values(kernel, width, dtype, min(CANDIDATES, key=times[kernel].__getitem__))
+    return times
