@@ -104,6 +104,17 @@ def test_the_step_size_decays_with_the_epochs(graph: KnowledgeGraph, epoch: int,
     assert largest == pytest.approx(expected, rel=1e-3)  # Adam's first step is its step size
 
 
+def test_a_step_reads_nothing_back(graph: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, step = build(graph, mask_targets=True)
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("the step waited for the device")
+
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__"):
+        monkeypatch.setattr(Tensor, name, refuse)
+    step(torch.arange(8))
+
+
 def orders(count: int) -> Iterator[list[int]]:
     for seed in (0, 1):
         for epoch in range(3):

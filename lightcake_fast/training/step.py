@@ -9,7 +9,6 @@ from torch.nn import functional
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RelationModel
 from lightcake_fast.training.config import TrainingConfig
-from lightcake_fast.training.cuda_graph import CudaGraph, wants_cuda_graph
 
 
 class TrainingStep:
@@ -34,14 +33,8 @@ class TrainingStep:
         self._model, self._context, self._backend, self._generator = model, context, config.backend, generator
         self._pairs, self._relations = triples[:, ::2].contiguous(), triples[:, 1].contiguous()
         self._mask = torch.zeros(len(triples), dtype=torch.bool, device=triples.device)
-        self._batch = self._relations.new_empty(min(config.batch_size, len(triples)))
         self._mask_targets = config.mask_targets
-        device = triples.device
         self._lr, self._lr_decay = config.lr, config.lr_decay
-        # a tensor, for a captured step to see it fall; on a GPU the fused Adam takes it as float32 alone
-        self._step_size = torch.tensor(
-            config.lr, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device
-        )
         tables = [model.entities, model.relations]
         others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
         # Adam adds weight_decay times the weight to its gradient: the gradient of l2/2 times the square
@@ -58,13 +51,6 @@ class TrainingStep:
 
     def __call__(self, batch: Tensor) -> None:
         """Step on the training triples numbered `batch`, int64 `[B]`."""
-        if self._graph is None or len(batch) != len(self._batch):
-            self._run(batch)
-        else:
-            self._batch.copy_(batch)
-            self._graph()
-
-    def _run(self, batch: Tensor) -> None:
         mask = self._mask.zero_().index_fill_(0, batch, True) if self._mask_targets else None
         refined = self._model.refine(
             self._context, mask=mask, generator=self._generator, backend=self._backend
