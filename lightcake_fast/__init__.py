@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightcake_fast.data import KnowledgeGraph, load_dataset
     from lightcake_fast.graph import ContextGraph
+    from lightcake_fast.inference import TrainedModel
     from lightcake_fast.models import LightCAKE
     from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
@@ -17,6 +18,7 @@ _PUBLIC = {
     "KnowledgeGraph": "lightcake_fast.data",
     "LightCAKE": "lightcake_fast.models",
     "Segments": "lightcake_fast.segments",
+    "TrainedModel": "lightcake_fast.inference",
     "context_layer": "lightcake_fast.ops",
     "context_weights": "lightcake_fast.ops",
     "load_dataset": "lightcake_fast.data",
@@ -28,6 +30,7 @@ __all__ = [
     "KnowledgeGraph",
     "LightCAKE",
     "Segments",
+    "TrainedModel",
     "__version__",
     "context_layer",
     "context_weights",

@@ -1,24 +1,39 @@
 """What all command-line modules share: one-line errors and exit codes."""
 
 import argparse
+import errno
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import InputError, memory_wanted
+
+# what a machine lacks, and no other argument mends
+_SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
 
 
 class ArgumentParser(argparse.ArgumentParser):
     """An `argparse` parser for `run`: has `--debug`, takes no abbreviations, raises instead of exiting.
 
+    Args:
+        prog: The command as it is typed.
+        description: What it does, in a sentence.
+        epilog: Examples and notes for `--help`, printed as they stand.
+
     Raises:
         InputError: From `parse_args`, for unknown flags and wrong values.
     """
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+    def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
     def error(self, message: str) -> NoReturn:
@@ -36,8 +51,9 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         argv: The arguments; None takes those of the process.
 
     Returns:
-        The command's own code; 2 after an `InputError` or a failed file operation; 130 after Ctrl-C;
-        141 when the reader of stdout has gone (`... | head`). Other exceptions are bugs and propagate.
+        The command's own code; 1 when memory or disk space ran out; 2 after an `InputError` or another
+        failed file operation; 130 after Ctrl-C; 141 when the reader of stdout has gone (`... | head`).
+        Other exceptions are bugs and propagate.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -50,9 +66,22 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except (InputError, OSError) as error:
+    except Exception as error:
+        problem, code = _told(error)
+        if problem is None:
+            raise
         if "--debug" in arguments:
             traceback.print_exc()
-        print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
-        return 2
+        print("error:", " ".join(problem.splitlines()), file=sys.stderr)
     return code
+
+
+def _told(error: Exception) -> tuple[str | None, int]:
+    """What to print for an error, and the exit code; None for a bug."""
+    wanted = memory_wanted(error)
+    if wanted is not None:
+        return f"out of memory: {wanted}", 1
+    if isinstance(error, OSError):
+        problem = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        return problem, 1 if error.errno in _SHORTAGES else 2
+    return (str(error), 2) if isinstance(error, InputError) else (None, 0)

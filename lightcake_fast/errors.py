@@ -1,4 +1,6 @@
-"""The error that the command line shows as one line."""
+"""The error that the command line shows as one line, and how a lack of memory is told from other errors."""
+
+import re
 
 
 class InputError(ValueError):
@@ -7,3 +9,23 @@ class InputError(ValueError):
     The message is one line that says what was got and what was wanted. Command-line modules print it
     and exit with code 2.
     """
+
+
+def memory_wanted(error: BaseException) -> str | None:
+    """What could not be had, in words, if an error of Python, NumPy or PyTorch says that memory ran out.
+
+    Returns:
+        None for every other error.
+    """
+    text = str(error)
+    if not isinstance(error, MemoryError) and not (
+        isinstance(error, RuntimeError)
+        and re.search("out of memory|can(no|')t allocate memory|ALLOC_FAILED", text, re.IGNORECASE)
+    ):
+        return None
+    asked = re.search(r"allocate ([\d.]+) ([KMGTPE]?i?B|bytes)", text)
+    if asked is None:
+        return text if isinstance(error, MemoryError) and text else "wanted more memory than there is"
+    if asked[2] == "bytes":
+        return f"wanted {int(asked[1]) / 2**30:.2f} GiB at once"
+    return f"wanted {asked[1]} {asked[2]} at once"

@@ -150,22 +150,23 @@ def relation_ranks(
     return 1 + better + share * tied.sum(1).double()
 
 
-def evaluate_relations(
+def triple_ranks(
     score: Callable[[Tensor], Tensor],
     triples: NDArray[np.int64],
     known: KnownRelations,
-    seen_entities: NDArray[np.bool_],
     *,
     ties: str = "realistic",
-) -> Evaluation:
+) -> Tensor:
     """Rank the relation of every triple, in blocks of pairs.
 
     Args:
         score: Gives the scores `[B, R]` of pairs, int64 `[B, 2]` of (head, tail) in CPU memory.
         triples: int64 `[T, 3]`, the split to evaluate.
         known: The relations to filter by.
-        seen_entities: Bool `[N]`, entities with a training triple.
         ties: See `relation_ranks`.
+
+    Returns:
+        float64 `[T]` in CPU memory, ranks from 1.
 
     Raises:
         NonFiniteScoresError: A score is NaN or infinite.
@@ -178,6 +179,41 @@ def evaluate_relations(
         rows, relations = (torch.from_numpy(ids).to(scores.device) for ids in known(pairs))
         true = torch.from_numpy(block[:, 1].copy()).to(scores.device)
         ranks.append(relation_ranks(scores, true, (rows, relations), ties=ties).cpu())
-    every = torch.cat(ranks)
+    return torch.cat(ranks)
+
+
+def evaluate_relations(
+    score: Callable[[Tensor], Tensor],
+    triples: NDArray[np.int64],
+    known: KnownRelations,
+    seen_entities: NDArray[np.bool_],
+    *,
+    ties: str = "realistic",
+) -> Evaluation:
+    """Rank the relation of every triple and average.
+
+    Args:
+        score: See `triple_ranks`.
+        triples: See `triple_ranks`.
+        known: See `triple_ranks`.
+        seen_entities: Bool `[N]`, entities with a training triple.
+        ties: See `relation_ranks`.
+
+    Raises:
+        NonFiniteScoresError: A score is NaN or infinite.
+    """
+    return summarise_ranks(triple_ranks(score, triples, known, ties=ties), triples, seen_entities)
+
+
+def summarise_ranks(
+    ranks: Tensor, triples: NDArray[np.int64], seen_entities: NDArray[np.bool_]
+) -> Evaluation:
+    """The means over all triples and over those with two seen entities.
+
+    Args:
+        ranks: float64 `[T]`, from `triple_ranks`.
+        triples: int64 `[T, 3]`, the triples ranked.
+        seen_entities: Bool `[N]`, entities with a training triple.
+    """
     seen = torch.from_numpy(seen_entities[triples[:, [0, 2]]].all(axis=1))
-    return Evaluation(all=RankMetrics.from_ranks(every), seen=RankMetrics.from_ranks(every[seen]))
+    return Evaluation(all=RankMetrics.from_ranks(ranks), seen=RankMetrics.from_ranks(ranks[seen]))

@@ -1,6 +1,5 @@
 """The main command: `python -m lightcake_fast.train`."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,8 +25,16 @@ examples:
   python -m lightcake_fast.train --resume runs/paper --epochs 30
 
 Flags that are not given take the preset's values for the data set and score. Ctrl-C and SIGTERM save first.
-Exit codes: 0 done, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 out of memory or disk space, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
 """
+
+
+def make_parser() -> cli.ArgumentParser:
+    """The parser of the command's flags."""
+    parser = cli.ArgumentParser("python -m lightcake_fast.train", DESCRIPTION, EPILOG)
+    parser.usage = "%(prog)s [--dataset NAME] [--score SCORE] [flags]"
+    add_flags(parser)
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,12 +44,7 @@ def main(argv: Sequence[str]) -> int:
         InputError: A flag, the data or the run folder is wrong.
         SystemExit: A signal came: 128 + its number, after saving.
     """
-    parser = cli.ArgumentParser("python -m lightcake_fast.train", DESCRIPTION)
-    parser.usage = "%(prog)s [--dataset NAME] [--score SCORE] [flags]"
-    parser.epilog = EPILOG
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_flags(parser)
-    explicit = vars(parser.parse_args(argv))
+    explicit = vars(make_parser().parse_args(argv))
     del explicit["debug"]  # taken up by `cli.run`
     with Interrupt() as interrupt:
         if "resume" in explicit:

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward, plan
+from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
 from lightcake_fast.ops import context_layer
 from tests.comparison import assert_bitwise_equal, assert_close
@@ -81,34 +79,6 @@ def test_rows_are_cut(name: str) -> None:
     assert (cuts.relation_part.diff() > 1).any()
     if name == "hubs":
         assert cuts.cut_row.tolist() == [0]
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_random_graphs(data: st.DataObject) -> None:
-    entities, relations = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
-    ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
-    triples = data.draw(st.lists(ids, max_size=60))
-    out = data.draw(st.lists(st.booleans(), min_size=len(triples), max_size=len(triples)))
-    with pytest.MonkeyPatch.context() as patch:  # many cuts in a small graph
-        for constant, most in (("RELATION_CHUNK", 9), ("ENTITY_CHUNK", 9), ("TASK_COST", 30)):
-            patch.setattr(plan, constant, data.draw(st.integers(1, most), label=constant))
-        graph = ContextGraph.from_triples(
-            torch.tensor(triples, dtype=torch.int64).view(-1, 3), entities, relations
-        )
-    x, y = random_rows(
-        graph,
-        data.draw(st.sampled_from((1, 5))),
-        data.draw(st.sampled_from(DTYPES)),
-        scale=data.draw(st.sampled_from((0.7, 2.0))),
-        seed=data.draw(st.integers(0, 99)),
-    )
-    options = {
-        "score": data.draw(st.sampled_from(SCORES)),
-        "context": data.draw(st.sampled_from(CONTEXTS)),
-        "mask": data.draw(st.sampled_from((None, torch.tensor(out, dtype=torch.bool)))),
-    }
-    check(x, y, graph, gradient_slack=4.0, **options)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

@@ -150,7 +150,7 @@ def test_what_run_makes_of_an_exception(capsys: pytest.CaptureFixture[str]) -> N
     assert run(raises(InputError("first\nsecond")), []) == 2
     assert capsys.readouterr().err == "error: first second\n"
     assert run(raises(PermissionError(13, "Permission denied", "/root/x")), []) == 2
-    assert capsys.readouterr().err == "error: [Errno 13] Permission denied: '/root/x'\n"
+    assert capsys.readouterr().err == "error: /root/x: Permission denied\n"
     assert run(raises(KeyboardInterrupt()), []) == 130
     with pytest.raises(ZeroDivisionError):
         run(raises(ZeroDivisionError()), [])

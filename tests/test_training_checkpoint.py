@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import replace_text
 from lightcake_fast.training import checkpoint
-from lightcake_fast.training.checkpoint import load_checkpoint, replace_text, save_checkpoint
+from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.run_folder import RunFolder
 from tests.comparison import assert_bitwise_equal
@@ -180,7 +181,7 @@ def test_a_run_may_start_in_a_folder_that_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "holds no run to resume"), ("{", "not JSON"), ("\x00", "not JSON")]
+    ("text", "message"), [(None, "holds no run"), ("{", "not JSON"), ("\x00", "not JSON")]
 )
 def test_folders_that_hold_no_run(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:

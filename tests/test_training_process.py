@@ -94,7 +94,7 @@ def test_killed_three_times_at_random(unbroken: Path, tmp_path: Path, seed: int)
         (["--dim", "wide"], "error: argument --dim: invalid int value: 'wide'"),
         (["--device", "tpu"], "error: device: got 'tpu', wanted auto, cpu, cuda or cuda:N"),
         (["--dataset", "nowhere/to/be/found"], "error: no data set "),
-        (["--resume", "nowhere"], "error: nowhere holds no run to resume"),
+        (["--resume", "nowhere"], "error: nowhere holds no run"),
     ],
 )
 def test_wrong_flags_get_one_line_and_exit_code_2(

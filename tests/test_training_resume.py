@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lightcake_fast import train
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import replace_text
 from lightcake_fast.metrics import evaluate_relations
 from lightcake_fast.training import loop
-from lightcake_fast.training.checkpoint import replace_text
 from lightcake_fast.training.step import TrainingStep
 from tests.training_runs import assert_equal_runs, metrics, resume, run, tensors
 

@@ -12,10 +12,18 @@ from lightcake_fast.data import load_dataset
 from lightcake_fast.data.public import DATA_VARIABLE, PUBLIC_DATASETS
 from lightcake_fast.data.statistics import compute_statistics, render_statistics
 
+DESCRIPTION = "Print the statistics of a data set."
+EPILOG = """\
+examples:
+  python -m lightcake_fast.data family
+  python -m lightcake_fast.data wn18rr --data-dir ~/data
+  python -m lightcake_fast.data my/folder --json
+"""
 
-def main(argv: Sequence[str]) -> None:
-    """Print the statistics of the data set that the arguments name."""
-    parser = ArgumentParser("python -m lightcake_fast.data", "Print the statistics of a data set.")
+
+def make_parser() -> ArgumentParser:
+    """The parser of the command's flags."""
+    parser = ArgumentParser("python -m lightcake_fast.data", DESCRIPTION, EPILOG)
     names = ", ".join(PUBLIC_DATASETS)
     parser.add_argument(
         "dataset",
@@ -28,7 +36,12 @@ def main(argv: Sequence[str]) -> None:
         help=f"folder of the public data sets' folders; else ${DATA_VARIABLE}, the cache, a download",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the statistics of the data set that the arguments name."""
+    options = make_parser().parse_args(argv)
     figures = compute_statistics(load_dataset(options.dataset, options.data_dir))
     if options.json:
         print(json.dumps(dataclasses.asdict(figures), indent=2))

@@ -3,14 +3,15 @@
 import hashlib
 import http.client
 import os
-import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import replace_file
 
 BASE_URL = "https://raw.githubusercontent.com/hwwang55/PathCon/55cbf5a11298504018e0cf2c10b3447583773121/data"
 DATA_VARIABLE = "LIGHTCAKE_FAST_DATA"
@@ -87,13 +88,21 @@ def public_folder(dataset: PublicDataset, data_dir: Path | None = None, base_url
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"{data_dir}: wanted a folder with data sets in it, got no folder")
+    found = find_folder(dataset, data_dir)
+    if found is not None:
+        return found
+    target = cache_folder() / dataset.folder
+    download(dataset, target, base_url)
+    return target
+
+
+def find_folder(dataset: PublicDataset, data_dir: Path | None = None) -> Path | None:
+    """The folder of a public data set in one of the places of `public_folder`; None where none has it."""
     for place in _places(data_dir):
         for folder in _folders_named(dataset.folder, place):
             if not _missing(dataset, folder):
                 return folder
-    target = cache_folder() / dataset.folder
-    download(dataset, target, base_url)
-    return target
+    return None
 
 
 def cache_folder() -> Path:
@@ -112,7 +121,8 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
         base_url: Where the folder `dataset.folder` lies.
 
     Raises:
-        InputError: A file could not be fetched, verified or written. Files fetched before it stay.
+        InputError: A file could not be fetched or verified. Files fetched before it stay.
+        OSError: A file could not be written; as above.
     """
     # rich costs start-up time that only a download needs to pay
     from rich.console import Console
@@ -129,11 +139,12 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
                     content += block
                     progress.update(task, completed=len(content), total=length)
                 _verify(content, dataset.blobs[name])
-                _write_whole(target / name, content)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = error.reason if type(error) is urllib.error.URLError else error
                 problem = f"cannot download {url}: {reason or type(error).__name__}"
                 raise InputError(f"{problem}; put that file at {target / name} and try again") from error
+            target.mkdir(parents=True, exist_ok=True)
+            replace_file(target / name, methodcaller("write_bytes", content))
 
 
 def blob_id(content: bytes | bytearray) -> str:
@@ -180,17 +191,3 @@ def _verify(content: bytearray, wanted: str) -> None:
     found = blob_id(content)
     if found != wanted:
         raise ValueError(f"got {len(content)} bytes with git blob id {found}, wanted {wanted}")
-
-
-def _write_whole(path: Path, content: bytearray) -> None:
-    """Write a file so that it is there whole or not at all, whenever the process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with part.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -53,6 +53,9 @@ def find_file(folder: Path, stem: str, suffixes: Iterable[str]) -> Path | None:
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
         raise InputError(f"{folder}: got {names}, wanted only one of them")
+    for suffix in () if found else suffixes:
+        if (path := folder / f"{stem}{suffix}").is_dir():
+            raise InputError(f"{path}: got a folder, wanted a file")
     return found[0] if found else None
 
 

@@ -1,5 +1,7 @@
 """LightCAKE: embeddings refined by their context, without a weight of its own."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Generator, Tensor
 
@@ -7,6 +9,11 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel, check_at_least, check_choice
 from lightcake_fast.models.scorers import SCORERS
 from lightcake_fast.ops import CONTEXTS, SCORE_NAMES, context_layer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lightcake_fast.inference.trained import TrainedModel
 
 
 class LightCAKE(RelationModel):
@@ -76,6 +83,33 @@ class LightCAKE(RelationModel):
             dtype=dtype,
         )
         self.layers, self.score, self.context = layers, score, context
+
+    @staticmethod
+    def load(
+        run: "str | Path",
+        *,
+        data_dir: "str | Path | None" = None,
+        device: str | None = None,
+        backend: str | None = None,
+    ) -> "TrainedModel":
+        """Open a run folder: ``TrainedModel.load`` by the name under which one looks for it.
+
+        What comes back answers in names and holds the model as ``.model``; it also opens the runs of other
+        models. The one import of the package that goes up a layer, made when it is called: nothing below
+        depends on it.
+
+        Args:
+            run: the run folder.
+            data_dir: see ``TrainedModel.load``, as the others.
+            device: as ``--device``; None takes the run's.
+            backend: as in ``context_layer``; None takes the run's.
+
+        Raises:
+            InputError: see ``TrainedModel.load``.
+        """
+        from lightcake_fast.inference.trained import TrainedModel
+
+        return TrainedModel.load(run, data_dir=data_dir, device=device, backend=backend)
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str

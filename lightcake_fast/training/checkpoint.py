@@ -1,9 +1,8 @@
 """Checkpoint files: safetensors with a checksum and what they belong to, written whole or not at all."""
 
 import json
-import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +15,12 @@ from torch import Tensor
 
 from lightcake_fast import __version__
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import parse_json, replace_tensors
 from lightcake_fast.training.config import TrainingConfig
 
 FORMAT = 1
 NOTES = "lightcake_fast"  # key in the header of the file
-TEMPORARY = ".tmp"
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Make or replace a file so that, whenever the process ends, the old or the new one is there whole.
-
-    Args:
-        path: The file.
-        write: Writes the new content to the path it is given, in the same folder.
-    """
-    temporary = path.with_name(path.name + TEMPORARY)
-    temporary.touch()
-    mode = temporary.stat().st_mode
-    write(temporary)
-    temporary.chmod(mode)  # safetensors leaves files that only their owner can read
-    with temporary.open("rb+") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def replace_text(path: Path, text: str) -> None:
-    """`replace_file` with UTF-8 text."""
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+MAX_HEADER = 1 << 20  # bytes: a hundred times what the models here need
 
 
 def save_checkpoint(
@@ -75,14 +53,7 @@ def save_checkpoint(
     text = json.dumps({**identity, **notes})
     # one entry: safetensors writes several in random order, and equal checkpoints should be equal files
     header = {NOTES: f"{_checksum(text, host)} {text}"}
-
-    def write(temporary: Path) -> None:
-        try:
-            safetensors.torch.save_file(host, temporary, metadata=header)
-        except safetensors.SafetensorError as error:
-            raise OSError(f"{path}: cannot be written: {error}") from error
-
-    replace_file(path, write)
+    replace_tensors(path, host, header)
 
 
 def load_checkpoint(
@@ -97,6 +68,7 @@ def load_checkpoint(
         InputError: The file is missing, damaged, or belongs to another data set, model or version.
     """
     try:
+        _check_header(path)
         with safetensors.safe_open(path, framework="pt", device="cpu") as file:
             header = file.metadata() or {}
             names = file.keys()
@@ -108,9 +80,24 @@ def load_checkpoint(
     checksum, _, text = header[NOTES].partition(" ")
     if checksum != _checksum(text, tensors):
         raise InputError(f"{path}: damaged: its content does not match its checksum")
-    notes: dict[str, Any] = json.loads(text)
-    _check_identity(path, notes, config, fingerprint)
+    try:
+        notes = parse_json(text)
+        _check_identity(path, notes, config, fingerprint)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: not a checkpoint of lightcake_fast: its notes are made up") from error
     return tensors, notes
+
+
+def _check_header(path: Path) -> None:
+    """Raise where the header's length cannot be right, before anything of that length is read."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(MAX_HEADER, size - 8):
+        raise InputError(
+            f"{path}: missing, cut short or damaged: got a header of {length} bytes in a file of {size}, "
+            f"wanted at most {MAX_HEADER}"
+        )
 
 
 def _check_identity(path: Path, notes: Mapping[str, Any], config: TrainingConfig, fingerprint: str) -> None:

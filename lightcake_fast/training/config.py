@@ -12,6 +12,7 @@ from typing import Any
 
 from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
 from lightcake_fast.models import DECOMPOSITIONS, MODELS
 
@@ -261,10 +262,7 @@ class TrainingConfig:
         Raises:
             InputError: Not JSON, no object, an unknown or missing field, or a wrong value.
         """
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise InputError(f"not JSON: {error}") from error
+        values = parse_json(text)
         if not isinstance(values, dict):
             raise InputError(
                 f"got a JSON {type(values).__name__}, wanted an object with a field for each flag"

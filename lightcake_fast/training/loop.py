@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import InputError, memory_wanted
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.metrics import Evaluation, KnownRelations, NonFiniteScoresError, evaluate_relations
 from lightcake_fast.training.captured import CapturedStep, wants_capture
@@ -19,9 +19,10 @@ from lightcake_fast.training.model import build_model
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import Position, RunFolder
 from lightcake_fast.training.runtime import epoch_order, mixed_seed, resolve_device
-from lightcake_fast.training.state import restore_state, training_state
+from lightcake_fast.training.state import check_tensors, restore_state, training_state
 from lightcake_fast.training.step import TrainingStep
 
+_MEMORY_FLAGS = ("dim", "layers", "batch_size")
 SAVE_SECONDS = 45.0  # a save a minute is promised; the step or validation under way may come on top
 
 
@@ -39,8 +40,26 @@ def train(
 
     Raises:
         InputError: The checkpoint does not fit, or the training diverged.
+        MemoryError: Memory ran out, the host's or the device's; the message names the flags that lower it.
         SystemExit: A signal came, and the run is saved.
     """
+    try:
+        _train(config, graph, run, reporter, interrupt)
+    except (MemoryError, RuntimeError) as error:
+        wanted = memory_wanted(error)
+        if wanted is None:
+            raise
+        rows = graph.num_entities + 2 * graph.num_relations
+        flags = ", ".join(f"--{n.replace('_', '-')} ({getattr(config, n)})" for n in _MEMORY_FLAGS)
+        raise MemoryError(
+            f"{wanted}; the embeddings with their gradients and Adam's averages alone take "
+            f"{rows * config.dim * 16 / 2**30:.2f} GiB; less of {flags} takes less"
+        ) from error
+
+
+def _train(
+    config: TrainingConfig, graph: KnowledgeGraph, run: RunFolder, reporter: Reporter, interrupt: Interrupt
+) -> None:
     checkpoint = run.load_last(graph.fingerprint)
     if checkpoint is not None and checkpoint[1].finished(config):
         results = run.read_results()
@@ -96,8 +115,11 @@ class Trainer:
     def restore(self, tensors: dict[str, Tensor], position: Position, notes: dict[str, Any]) -> None:
         """Go back to where a checkpoint was saved (see `RunFolder.load_last`)."""
         restore_state(tensors, self.model, self._step.optimizer)
-        if notes["device"] == self._device.type:
-            self._generator.set_state(tensors["generator"])
+        if notes.get("device") == self._device.type:
+            try:
+                self._generator.set_state(tensors["generator"])
+            except (RuntimeError, TypeError) as error:
+                raise InputError(f"the checkpoint's random state is none: {error}") from error
         else:
             # the states of two kinds of device do not fit each other: new draws, the same in every resume
             self._generator.manual_seed(mixed_seed(self._config.seed, position.epoch, position.step))
@@ -202,7 +224,9 @@ class Trainer:
 
     def _test(self) -> dict[str, Any]:
         position = self.position
-        self.model.load_state_dict(self._run.load_best(position.best_epoch, self._graph.fingerprint))
+        best = self._run.load_best(position.best_epoch, self._graph.fingerprint)
+        check_tensors(best, self.model.state_dict())
+        self.model.load_state_dict(best)
         results = {
             "dataset": self._graph.name,
             "model": self._config.title,

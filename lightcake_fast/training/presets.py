@@ -72,17 +72,27 @@ BEST: dict[tuple[str, str], Settings] = {
         1, 128, 2048, input_dropout=0.1, row_dropout=0.1, unseen_rate=0.03, epochs=14
     ),
     ("wn18rr", "distmult"): _best(
-        2, 128, 1024, input_dropout=0.5, row_dropout=0.3, unseen_rate=0.1, epochs=20
+        2,
+        128,
+        1024,
+        input_dropout=0.5,
+        row_dropout=0.3,
+        unseen_rate=0.1,
+        epochs=20,
+        lr_decay=0.15,
+        patience=6,
     ),
-    ("wn18rr", "transe"): _best(2, 64, 1024, input_dropout=0.2, row_dropout=0.2, unseen_rate=0.1, epochs=20),
+    ("wn18rr", "transe"): _best(2, 64, 1024, input_dropout=0.0, row_dropout=0.2, unseen_rate=0.1, epochs=20),
     ("nell995", "distmult"): _best(
         2, 64, 4096, input_dropout=0.0, row_dropout=0.3, unseen_rate=0.3, l2=3e-6, epochs=20
     ),
     ("nell995", "transe"): _best(
-        2, 64, 4096, input_dropout=0.0, row_dropout=0.3, unseen_rate=0.3, l2=3e-6, epochs=20
+        2, 64, 4096, input_dropout=0.0, row_dropout=0.1, unseen_rate=0.3, l2=3e-6, epochs=30, lr=1e-2
     ),
-    ("ddb14", "distmult"): _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12),
-    ("ddb14", "transe"): _best(2, 64, 512, input_dropout=0.1, row_dropout=0, unseen_rate=0.1, epochs=12),
+    ("ddb14", "distmult"): _best(
+        2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2
+    ),
+    ("ddb14", "transe"): _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12),
 }
 OWN_FOLDER: Settings = _best(
     2, 64, 1024, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.1, l2=1e-6, epochs=20

@@ -16,7 +16,7 @@ from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.run_folder import Position
 
 REFRESH_SECONDS = 0.5
-_ROWS = {"MRR": "mrr", "MR": "mr", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3", "Hits@10": "hits_at_10"}
+METRICS = {"MRR": "mrr", "MR": "mr", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3", "Hits@10": "hits_at_10"}
 
 
 class Reporter:
@@ -109,21 +109,15 @@ class Reporter:
 
     def results(self, results: Mapping[str, Any], folder: Path) -> None:
         """Show the test metrics and where the run lies."""
-        columns = {"all": results["test"]["all"], "seen only": results["test"]["seen"]}
         if self._quiet:
-            for name, metrics in columns.items():
-                figures = "  ".join(f"{title} {_figure(metrics[key])}" for title, key in _ROWS.items())
+            for name, metrics in _columns(results["test"]).items():
+                figures = "  ".join(
+                    f"{title} {format_figure(metrics[key])}" for title, key in METRICS.items()
+                )
                 self._console.print(f"test {name} ({metrics['count']:,}): {figures}", soft_wrap=True)
             return
-        table = Table(
-            title=f"{results['dataset']}, {results['model']}: test metrics of epoch {results['best_epoch']}"
-        )
-        table.add_column("")
-        for name, metrics in columns.items():
-            table.add_column(f"{name} ({metrics['count']:,})", justify="right")
-        for title, key in _ROWS.items():
-            table.add_row(title, *(_figure(metrics[key]) for metrics in columns.values()))
-        self._console.print(table)
+        title = f"{results['dataset']}, {results['model']}: test metrics of epoch {results['best_epoch']}"
+        self._console.print(metrics_table(title, results["test"]))
         self._say(
             f"filtered relation prediction, {results['ties']} ties; {results['parameters']:,} parameters, "
             f"{results['epochs']} epochs, {results['seconds']:.0f} s"
@@ -148,5 +142,22 @@ class Reporter:
         )
 
 
-def _figure(value: float | None) -> str:
+def metrics_table(title: str, evaluation: Mapping[str, Any]) -> Table:
+    """What `Evaluation.to_dict` gives, a column for all pairs and one for those of seen entities."""
+    columns = _columns(evaluation)
+    table = Table(title=title)
+    table.add_column("")
+    for name, metrics in columns.items():
+        table.add_column(f"{name} ({metrics['count']:,})", justify="right")
+    for label, key in METRICS.items():
+        table.add_row(label, *(format_figure(metrics[key]) for metrics in columns.values()))
+    return table
+
+
+def format_figure(value: float | None) -> str:
+    """A mean with four decimals; a dash where there was nothing to average."""
     return "-" if value is None else f"{value:.4f}"
+
+
+def _columns(evaluation: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {"all": evaluation["all"], "seen only": evaluation["seen"]}

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,12 +23,8 @@ from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
-from lightcake_fast.training.checkpoint import (
-    TEMPORARY,
-    load_checkpoint,
-    replace_text,
-    save_checkpoint,
-)
+from lightcake_fast.files import TEMPORARY, parse_json, replace_text
+from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
 from lightcake_fast.training.config import TrainingConfig
 
 if sys.platform != "win32":
@@ -96,10 +93,18 @@ class RunFolder:
             replace_text(path / CONFIG, config.to_json())
             return cls(path, config)
         # the folder appears with its configuration in it: at any moment it is no run, or one that resumes
+        path.parent.mkdir(parents=True, exist_ok=True)
         staging = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-        staging.mkdir(parents=True, exist_ok=True)  # a process of the same number may have been killed here
-        replace_text(staging / CONFIG, config.to_json())
-        staging.rename(path)
+        _remove(staging)  # a process of the same number may have been killed here
+        try:
+            staging.mkdir()
+            replace_text(staging / CONFIG, config.to_json())
+            staging.rename(path)
+        except OSError as error:
+            _remove(staging)
+            raise OSError(
+                error.errno, f"cannot be made ({os.strerror(error.errno or 0)})", str(path)
+            ) from error
         return cls(path, config)
 
     @classmethod
@@ -111,7 +116,7 @@ class RunFolder:
         """
         file = path / CONFIG
         if not file.is_file():
-            raise InputError(f"{path} holds no run to resume: there is no {CONFIG} in it")
+            raise InputError(f"{path} holds no run: there is no {CONFIG} in it")
         try:
             return cls(path, TrainingConfig.from_json(file.read_text(encoding="utf-8")))
         except ValueError as error:
@@ -126,7 +131,7 @@ class RunFolder:
                 os.close(self._lock)
                 raise InputError(f"{self.path}: another process is at work on this run") from error
         for leftover in self.path.glob("*" + TEMPORARY):
-            leftover.unlink()
+            _remove(leftover)
         return self
 
     def __exit__(
@@ -144,7 +149,7 @@ class RunFolder:
     def write_id_maps(self, graph: KnowledgeGraph) -> None:
         """Write the names of entities and relations as `id<TAB>name` lines."""
         for file, names in (("entities.tsv", graph.entities), ("relations.tsv", graph.relations)):
-            replace_text(self.path / file, "".join(f"{id}\t{name}\n" for id, name in enumerate(names)))
+            replace_text(self.path / file, id_map(names))
 
     def read_metrics(self, epochs: int) -> list[dict[str, Any]]:
         """The records of the first `epochs` epochs; lines after them are dropped from the file too.
@@ -153,9 +158,10 @@ class RunFolder:
             InputError: A line of these epochs is missing or damaged.
         """
         file = self.path / METRICS
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        lines: list[str] = []
         try:
-            records = [json.loads(line) for line in lines[:epochs]]
+            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+            records = [parse_json(line) for line in lines[:epochs]]
             complete = [record["epoch"] for record in records] == list(range(1, epochs + 1))
         except (ValueError, TypeError, KeyError):
             complete = False
@@ -185,7 +191,10 @@ class RunFolder:
         if not (self.path / LAST).exists():
             return None
         tensors, notes = load_checkpoint(self.path / LAST, config=self.config, fingerprint=fingerprint)
-        return tensors, Position(**notes["position"]), notes
+        try:
+            return tensors, Position(**notes["position"]), notes
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{self.path / LAST}: damaged: it does not say where the run stands") from error
 
     def save_best(self, weights: Mapping[str, Tensor], position: Position, fingerprint: str) -> None:
         """Save the weights of the best epoch so far, under the model's own names."""
@@ -199,9 +208,21 @@ class RunFolder:
             InputError: They are not those of `epoch`; see also `load_checkpoint`.
         """
         weights, notes = load_checkpoint(self.path / BEST, config=self.config, fingerprint=fingerprint)
-        if notes["epoch"] != epoch:
-            raise InputError(f"{self.path / BEST}: got the weights of epoch {notes['epoch']}, wanted {epoch}")
+        if notes.get("epoch") != epoch:
+            raise InputError(
+                f"{self.path / BEST}: got the weights of epoch {notes.get('epoch')}, wanted {epoch}"
+            )
         return weights
+
+    def load_weights(self, fingerprint: str) -> dict[str, Tensor]:
+        """The weights of the best epoch so far, whichever it is.
+
+        Raises:
+            InputError: No epoch has ended yet; see also `load_checkpoint`.
+        """
+        if not (self.path / BEST).exists():
+            raise InputError(f"{self.path} holds no weights yet: wanted a run with an epoch behind it")
+        return load_checkpoint(self.path / BEST, config=self.config, fingerprint=fingerprint)[0]
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the final figures: with them the run is finished."""
@@ -217,14 +238,29 @@ class RunFolder:
         if not file.exists():
             return None
         try:
-            results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            results = parse_json(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise InputError(f"{file}: damaged: {error}") from error
+        if not isinstance(results, dict):
+            raise InputError(f"{file}: damaged: got a JSON {type(results).__name__}, wanted an object")
         return results
 
     def drop_results(self) -> None:
         """Forget the final figures: a finished run goes on with more epochs."""
         (self.path / RESULTS).unlink(missing_ok=True)
+
+
+def id_map(names: Sequence[str]) -> str:
+    """Names by id as `id<TAB>name` lines."""
+    return "".join(f"{id}\t{name}\n" for id, name in enumerate(names))
+
+
+def _remove(leftover: Path) -> None:
+    """Remove what a killed process left, if it is there; of a link the link alone."""
+    if leftover.is_dir() and not leftover.is_symlink():
+        shutil.rmtree(leftover)
+    else:
+        leftover.unlink(missing_ok=True)
 
 
 def _free_path(config: TrainingConfig, name: str) -> Path:

@@ -24,20 +24,39 @@ def restore_state(state: Mapping[str, Tensor], model: nn.Module, optimizer: torc
     """Put weights and Adam's averages back; the generator is left to the caller.
 
     Raises:
-        InputError: The weights are not those of this model.
+        InputError: A tensor is missing, is of another shape or type, or has no place here.
     """
-    prefix = "model."
-    weights = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise InputError(f"the checkpoint does not fit the model: {error}") from error
+    wanted = {f"model.{name}": weight for name, weight in model.state_dict().items()}
+    for name, weight in model.named_parameters():
+        wanted |= {f"adam.{name}.{key}": weight for key in ("exp_avg", "exp_avg_sq")}
+        wanted[f"adam.{name}.step"] = torch.zeros(())
+    wanted["generator"] = state.get(
+        "generator", torch.empty(0)
+    )  # each kind of device has a length of its own
+    check_tensors(state, wanted)
+    model.load_state_dict({name: state[f"model.{name}"] for name in model.state_dict()})
     for name, weight in model.named_parameters():
         prefix = f"adam.{name}."
-        averages = {
+        optimizer.state[weight] = {
             key.removeprefix(prefix): value.to(weight.device, copy=True)
             for key, value in state.items()
             if key.startswith(prefix)
         }
-        if averages:
-            optimizer.state[weight] = averages
+
+
+def check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Compare the names, shapes and types of a checkpoint's tensors with those that a model needs.
+
+    Raises:
+        InputError: They differ; the message names the first that does.
+    """
+    misfit = "the checkpoint does not fit the model"
+    for problem, names in (("lacks", wanted.keys() - found.keys()), ("has", found.keys() - wanted.keys())):
+        if names:
+            raise InputError(f"{misfit}: it {problem} {', '.join(sorted(names))}")
+    for name, tensor in wanted.items():
+        if (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype):
+            raise InputError(
+                f"{misfit}: {name} is {found[name].dtype} {tuple(found[name].shape)}, "
+                f"wanted {tensor.dtype} {tuple(tensor.shape)}"
+            )

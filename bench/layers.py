@@ -1,0 +1,247 @@
+"""One layer over a graph, forward and backward, by every implementation that does it, side by side."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightcake_fast.data import load_dataset
+from lightcake_fast.efficiency import Computation
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models import RGCNLayer
+from lightcake_fast.models.neighbours import neighbours, sum_rows
+from lightcake_fast.ops import context_layer
+
+BLOCKS = 32  # of a block-diagonal R-GCN: at width 256 its matrices are 8 by 8
+
+
+@dataclass(frozen=True)
+class LayerInput:
+    """What a layer is timed on.
+
+    Attributes:
+        graph: the context.
+        entities: (N, d), asks for gradients.
+        relations: (2R, d), likewise.
+        entity_gradient: (N, d), to send back.
+        relation_gradient: (2R, d), likewise.
+    """
+
+    graph: ContextGraph
+    entities: Tensor
+    relations: Tensor
+    entity_gradient: Tensor
+    relation_gradient: Tensor
+
+    @property
+    def context_triples(self) -> int:
+        """E, inverses included."""
+        return 2 * self.graph.num_triples
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one embedding."""
+        return self.entities.shape[1] * self.entities.element_size()
+
+    @classmethod
+    def random(cls, graph: ContextGraph, dim: int, seed: int = 0) -> "LayerInput":
+        """Normal rows on the graph's device; scores are of about one, whatever the width."""
+        generator = torch.Generator().manual_seed(seed)
+        scale = 0.7 / max(dim, 4) ** (1 / 6)
+        sizes = (graph.num_entities, dim), (2 * graph.num_relations, dim)
+        tables = [torch.randn(size, generator=generator) for _ in range(2) for size in sizes]
+        x, y, g, q = (table.to(graph.device) for table in tables)
+        return cls(graph, (x * scale).requires_grad_(), (y * scale).requires_grad_(), g, q)
+
+
+class LayerStep:
+    """A layer's forward and backward as separate calls.
+
+    Args:
+        compute: gives the outputs.
+        inputs: what the outputs are differentiated by.
+        gradients: of a loss by each output.
+        parameters: numbers that a model with this one layer learns; None for no model.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[], tuple[Tensor, ...]],
+        inputs: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        parameters: int | None,
+    ) -> None:
+        self._compute, self._inputs, self._gradients = compute, inputs, gradients
+        self.parameters = parameters
+
+    def forward(self) -> tuple[Tensor, ...]:
+        """The outputs, with what a backward needs."""
+        return self._compute()
+
+    def backward(self, *outputs: Tensor) -> tuple[Tensor, ...]:
+        """The gradients of the inputs, from a forward's outputs, which are used up."""
+        return torch.autograd.grad(outputs, self._inputs, self._gradients)
+
+    def both(self) -> tuple[Tensor, ...]:
+        """Outputs and gradients."""
+        outputs = self.forward()
+        return *(output.detach() for output in outputs), *self.backward(*outputs)
+
+
+def context_step(given: LayerInput, backend: str, *, compiled: bool = False) -> LayerStep:
+    """This package's layer with DistMult; "reference" is plain PyTorch under autograd."""
+
+    def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return context_layer(x, y, given.graph, backend=backend)
+
+    if compiled:
+        _ = given.graph.context_triples  # made now: its lock cannot be traced
+        layer = torch.compile(layer, dynamic=False, fullgraph=True)
+    tables = given.entities, given.relations
+    gradients = given.entity_gradient, given.relation_gradient
+    count = sum(table.numel() for table in tables)
+    return LayerStep(lambda: layer(*tables), tables, gradients, count)
+
+
+def rgcn_layer(given: LayerInput, decomposition: str) -> RGCNLayer:
+    """An R-GCN layer of this package, always the same."""
+    dim, relations = given.entities.shape[1], given.graph.num_relations
+    generator = torch.Generator().manual_seed(1)
+    layer = RGCNLayer(relations, dim, decomposition=decomposition, bases=BLOCKS, generator=generator)
+    return layer.to(given.entities.device)
+
+
+def rgcn_step(given: LayerInput, decomposition: str) -> LayerStep:
+    """This package's R-GCN layer."""
+    layer = rgcn_layer(given, decomposition)
+    return _convolution_step(given, lambda x: layer(x, given.graph), [layer.root, layer.matrices])
+
+
+def pyg_step(given: LayerInput, convolution: str) -> LayerStep:
+    """PyG's `RGCNConv` with full matrices or `FastRGCNConv` with blocks, the weights as in `rgcn_step`."""
+    full = convolution == "RGCNConv"
+    ours = rgcn_layer(given, "full" if full else "block")
+    dim, relations = given.entities.shape[1], 2 * given.graph.num_relations
+    layer = getattr(importlib.import_module("torch_geometric.nn"), convolution)(
+        dim, dim, relations, bias=False, num_blocks=None if full else BLOCKS
+    )
+    weight = ours.matrices[:, 0] if full else ours.matrices
+    layer.load_state_dict({"root": ours.root.detach(), "weight": weight.detach()})
+    layer.to(given.entities.device)
+    head, relation, tail = given.graph.context_triples
+    edges = torch.stack([tail, head])
+    return _convolution_step(given, lambda x: layer(x, edges, relation), [layer.root, layer.weight])
+
+
+def _convolution_step(
+    given: LayerInput, layer: Callable[[Tensor], Tensor], weights: list[Tensor]
+) -> LayerStep:
+    # with the entities, and the decoder's R relations
+    count = given.entities.numel() + given.relations.numel() // 2 + sum(weight.numel() for weight in weights)
+    inputs = [given.entities, *weights]
+    return LayerStep(lambda: (layer(given.entities),), inputs, [given.entity_gradient], count)
+
+
+def gather_step(given: LayerInput) -> LayerStep:
+    """The limit: sums the neighbours' rows and no more, in the backward those of the gradients too.
+
+    Every layer over the graph must read these rows; nothing is computed from them.
+    """
+    found = neighbours(given.graph)
+    tail = found.tail.index_select(0, found.by_head)
+    ones = torch.ones(len(tail), device=given.entities.device)
+
+    def gather(rows: Tensor) -> Tensor:
+        return sum_rows(rows, tail, found.head_bounds, ones)
+
+    return LayerStep(
+        lambda: (_PlainGather.apply(given.entities, gather),),  # type: ignore[no-untyped-call]
+        [given.entities],
+        [given.entity_gradient],
+        None,
+    )
+
+
+class _PlainGather(torch.autograd.Function):
+    """Sums of gathered rows; the backward gathers the rows again and the gradients beside them."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, gather: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.gather = gather
+        return gather(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (rows,) = ctx.saved_tensors
+        ctx.gather(rows)
+        return ctx.gather(gradient), None
+
+
+BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
+    "lightcake": lambda given: context_step(given, "auto"),
+    "lightcake eager": lambda given: context_step(given, "reference"),
+    "lightcake compiled": lambda given: context_step(given, "reference", compiled=True),
+    "rgcn": lambda given: rgcn_step(given, "full"),
+    "rgcn block": lambda given: rgcn_step(given, "block"),
+    "PyG RGCNConv": lambda given: pyg_step(given, "RGCNConv"),
+    "PyG FastRGCNConv": lambda given: pyg_step(given, "FastRGCNConv"),
+    "gather": gather_step,
+}
+
+# Rows of d numbers that an implementation gathers for each context triple. Source: docs/op.md, passes.
+_GATHERED_ROWS = {
+    "lightcake": {"forward": 2, "backward": 4, "both": 6},
+    "gather": {"forward": 1, "backward": 2, "both": 3},
+}
+
+
+def gathered_bytes(given: LayerInput, name: str, mode: str) -> int | None:
+    """Bytes of the rows that an implementation gathers, where that is known: caches may serve some of them.
+
+    Args:
+        given: what it computes from.
+        name: a key of ``BUILDERS``.
+        mode: "forward", "backward" or "both".
+    """
+    rows = _GATHERED_ROWS.get(name)
+    return None if rows is None else rows[mode] * given.context_triples * given.row_bytes
+
+
+def predicted_peak(given: LayerInput, name: str) -> int:
+    """Peak bytes of forward and backward: so many d-wide rows a context triple, or tables of N rows.
+
+    The factors of plain PyTorch and PyG were measured on DDB14 and WN18RR, d = 256.
+    """
+    rows = {"lightcake eager": 10, "lightcake compiled": 3, "PyG FastRGCNConv": 20}.get(name, 0)
+    peak = rows * given.context_triples * given.row_bytes
+    if name == "PyG RGCNConv":  # keeps a table for each relation
+        peak += 2 * given.graph.num_relations * given.entities.nbytes
+    if name == "PyG FastRGCNConv":  # a one-hot row of the relation for each context triple, twice
+        peak += 2 * given.context_triples * 2 * given.graph.num_relations * given.entities.element_size()
+    return peak
+
+
+def largest_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Over all results, the largest difference relative to the largest entry."""
+    pairs = zip(actual, expected, strict=True)
+    return max(float((a - e.view_as(a)).detach().abs().max() / e.detach().abs().max()) for a, e in pairs)
+
+
+def layer_run(dataset: str, dim: int, name: str) -> Computation:
+    """Forward and backward of a layer on a data set on the CPU, for ``peak_in_child``."""
+
+    def step(name_of_data: str) -> LayerStep:
+        data = load_dataset(name_of_data)
+        graph = ContextGraph.from_triples(data.train, data.num_entities, data.num_relations)
+        return BUILDERS[name](LayerInput.random(graph, dim))
+
+    # compilers and libraries take their memory before it counts; a compiled graph is one of its sizes
+    layer = step(dataset)
+    (layer if name == "lightcake compiled" else step("family:60")).both()
+    return layer.both

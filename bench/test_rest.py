@@ -1,0 +1,98 @@
+"""What else a user waits for: evaluation, reading data, making a graph's plan, imports."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.conftest import DATA, found, timed
+from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.efficiency import Training
+from lightcake_fast.graph import ContextGraph
+
+IMPORTS = {
+    "torch": "import torch",
+    "lightcake_fast": "import torch, lightcake_fast.ops",
+    "training": "import torch, lightcake_fast.train",
+}
+
+
+@pytest.mark.parametrize("dataset", ["family", "ddb14", "wn18rr", "nell995", "fb15k-237"])
+def test_evaluation(dataset: str, device: torch.device, measure: Any) -> None:
+    """Refine and rank the relations of the test split."""
+    found(dataset)
+    training = Training({"dataset": dataset, "dim": 64, "layers": 2, "device": device.type})
+    twin = Training({"dataset": dataset, "dim": 64, "layers": 2, "device": device.type})
+    assert training.evaluate() == twin.evaluate(), "two evaluations differ: not timed"
+    _, warm = timed(training.evaluate, device)
+    measure(
+        training.evaluate,
+        warm=warm,
+        device=device,
+        kind="evaluation",
+        mode="test split",
+        model="lightcake 2",
+        data=dataset,
+        items=len(training.graph.test),
+        dim=64,
+        layers=2,
+        parameters=training.parameters,
+    )
+
+
+@pytest.mark.parametrize("dataset", DATA)
+def test_loading(dataset: str, measure: Any) -> None:
+    """Read the files, or generate the graph."""
+    graph = found(dataset)
+    again, warm = timed(lambda: load_dataset(dataset), torch.device("cpu"))
+    assert again.fingerprint == graph.fingerprint
+    measure(lambda: load_dataset(dataset), warm=warm, mode="read", **_about(graph, dataset))
+
+
+@pytest.mark.parametrize("dataset", DATA)
+def test_plan(dataset: str, measure: Any) -> None:
+    """Sort and cut a graph for the kernels."""
+    graph = found(dataset)
+
+    def make() -> ContextGraph:
+        return ContextGraph.from_triples(graph.train, graph.num_entities, graph.num_relations)
+
+    made, warm = timed(make, torch.device("cpu"))
+    assert np.array_equal(made.triples.numpy(), graph.train)
+    measure(make, warm=warm, mode="plan", **_about(graph, dataset))
+
+
+def _about(graph: KnowledgeGraph, dataset: str) -> dict[str, Any]:
+    return {
+        "kind": "loading",
+        "model": "",
+        "data": dataset,
+        "device": torch.device("cpu"),
+        "items": len(graph.train),
+        "entities": graph.num_entities,
+        "relations": graph.num_relations,
+    }
+
+
+@pytest.mark.parametrize("what", IMPORTS)
+def test_import(what: str, measure: Callable[..., None]) -> None:
+    """Start Python and import, in a process of its own."""
+
+    def start() -> None:
+        subprocess.run([sys.executable, "-c", IMPORTS[what]], check=True)
+
+    _, warm = timed(start, torch.device("cpu"))
+    measure(
+        start,
+        warm=warm,
+        device=torch.device("cpu"),
+        kind="import",
+        mode=what,
+        model="",
+        data="",
+        items=1,
+    )

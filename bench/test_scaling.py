@@ -1,0 +1,66 @@
+"""A layer by the size of its graph, 10^4 to 10^7 context triples, uniform and skewed, beside a gather."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench.conftest import timed
+from bench.layers import BUILDERS, LayerInput, gathered_bytes, largest_difference
+from lightcake_fast.efficiency import peak_of_call
+from lightcake_fast.graph import ContextGraph
+
+DIM = 64
+SIZES = (10**4, 10**5, 10**6, 10**7)
+RELATIONS = 50
+DEGREE = 20  # context triples an entity, on average
+LARGEST_COMPARED = 10**5  # plain PyTorch needs minutes and gigabytes beyond
+
+
+@functools.lru_cache(maxsize=1)
+def generated(kind: str, size: int, device: torch.device) -> LayerInput:
+    """A graph of `size` context triples; in a skewed one a few entities and relations have most of them."""
+    rng = np.random.default_rng(0)
+    entities = size // DEGREE
+    draws = rng.random((size // 2, 3))
+    if kind == "skewed":
+        draws **= 3  # the first tenth of the ids gets nearly half of the draws
+    triples = (draws * [entities, RELATIONS, entities]).astype(np.int64)
+    # popular entities lie anywhere in memory
+    triples[:, [0, 2]] = rng.permutation(entities)[triples[:, [0, 2]]]
+    graph = ContextGraph.from_triples(triples, entities, RELATIONS).to(device)
+    return LayerInput.random(graph, DIM)
+
+
+@pytest.mark.parametrize("name", ["lightcake", "gather"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size:.0e}")
+@pytest.mark.parametrize("kind", ["uniform", "skewed"])
+def test_scaling(kind: str, size: int, name: str, device: torch.device, measure: Any) -> None:
+    """Time forward and backward; the peak is that of an untimed call in this process."""
+    given = generated(kind, size, device)
+    if name == "lightcake" and size <= LARGEST_COMPARED:
+        results = [BUILDERS[which](given).both() for which in (name, "lightcake eager")]
+        difference = largest_difference(*results)
+        assert difference < 5e-4, f"off by {difference:.1e}: not timed"
+    step = BUILDERS[name](given)
+    peak = peak_of_call(step.both, device)
+    # the largest is not run once more to find out that it takes seconds
+    _, warm = (None, 1.0) if size == SIZES[-1] else timed(step.both, device)
+    measure(
+        step.both,
+        warm=warm,
+        device=device,
+        kind="scaling",
+        mode="both",
+        model=name,
+        data=kind,
+        items=size,
+        entities=given.graph.num_entities,
+        relations=RELATIONS,
+        dim=DIM,
+        parameters=step.parameters,
+        gathered_bytes=gathered_bytes(given, name, "both"),
+        peak_bytes=peak,
+    )

@@ -1,0 +1,112 @@
+"""Metrics from run folders: `python -m lightcake_fast.evaluate RUN`."""
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from lightcake_fast import cli
+from lightcake_fast.data import SPLITS
+from lightcake_fast.errors import InputError
+from lightcake_fast.inference.arguments import add_run_arguments, open_run
+from lightcake_fast.inference.breakdown import GROUPINGS, Group
+from lightcake_fast.metrics import TIES, RankMetrics, summarise_ranks
+from lightcake_fast.training.progress import METRICS, format_figure, metrics_table
+from lightcake_fast.training.runtime import prepare_process
+
+DESCRIPTION = "Rank the relations of a split again, from run folders: the figures of training, bit by bit."
+EPILOG = """\
+examples:
+  python -m lightcake_fast.evaluate runs/ddb14
+  python -m lightcake_fast.evaluate runs/ddb14 --split valid --ties index
+  python -m lightcake_fast.evaluate runs/ddb14 --by relation
+  python -m lightcake_fast.evaluate runs/context runs/plain --by degree    where does context help?
+
+The degree of a triple is the smaller of its two entities' numbers of training triples.
+"""
+
+
+def make_parser() -> cli.ArgumentParser:
+    """The parser of the command's flags."""
+    parser = cli.ArgumentParser("python -m lightcake_fast.evaluate", DESCRIPTION, EPILOG)
+    add_run_arguments(parser, several=True)
+    parser.add_argument("--split", choices=SPLITS, default="test", help="default: test")
+    parser.add_argument("--ties", choices=TIES, help="place among equal scores (default: the run's)")
+    parser.add_argument("--by", choices=tuple(GROUPINGS), help="break the split down")
+    parser.add_argument("--json", action="store_true", help="print a JSON line for each run")
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    """Evaluate the runs.
+
+    Raises:
+        InputError: A run folder is wrong, or the runs are of different data sets.
+    """
+    options = make_parser().parse_args(argv)
+    console = Console(highlight=False, markup=False)
+    groups: list[Group] = []
+    ranks: dict[str, Tensor] = {}
+    fingerprint = None
+    for run in options.runs:
+        trained = open_run(run, options)
+        graph, ties = trained.graph, options.ties or trained.config.ties
+        if fingerprint not in (None, graph.fingerprint):
+            raise InputError(f"{run}: is of the data set {graph.name}, wanted the one of {options.runs[0]}")
+        fingerprint = graph.fingerprint
+        ranks[run] = trained.ranks(options.split, ties)
+        evaluation = summarise_ranks(ranks[run], graph.split(options.split), graph.seen_entities).to_dict()
+        groups = GROUPINGS[options.by](graph, options.split) if options.by else []
+        if options.json:
+            print(json.dumps(_record(run, options, ties, evaluation, groups, ranks[run])))
+        else:
+            console.print(metrics_table(f"{run}: {graph.name} {options.split}, {ties} ties", evaluation))
+    if groups and not options.json:
+        console.print(_breakdown_table(options, groups, ranks))
+
+
+def _record(
+    run: str,
+    options: argparse.Namespace,
+    ties: str,
+    evaluation: dict[str, Any],
+    groups: list[Group],
+    ranks: Tensor,
+) -> dict[str, Any]:
+    record = {"run": run, "split": options.split, "ties": ties, **evaluation}
+    if options.by:
+        record["by"] = options.by
+        record["groups"] = [
+            {"name": group.name, **dataclasses.asdict(RankMetrics.from_ranks(ranks[group.rows]))}
+            for group in groups
+        ]
+    return record
+
+
+def _breakdown_table(options: argparse.Namespace, groups: list[Group], ranks: dict[str, Tensor]) -> Table:
+    """All metrics of one run, or the MRR of several side by side."""
+    table = Table(title=f"{options.split} by {options.by}" + (", MRR" if len(ranks) > 1 else ""))
+    table.add_column(options.by)
+    titles = [Path(run).name for run in ranks] if len(ranks) > 1 else list(METRICS)
+    for title in ("triples", *titles):
+        table.add_column(title, justify="right")
+    for group in groups:
+        means = [dataclasses.asdict(RankMetrics.from_ranks(each[group.rows])) for each in ranks.values()]
+        if len(ranks) > 1:
+            figures = [mean["mrr"] for mean in means]
+        else:
+            figures = [means[0][key] for key in METRICS.values()]
+        table.add_row(group.name, f"{len(group.rows):,}", *map(format_figure, figures))
+    return table
+
+
+if __name__ == "__main__":
+    prepare_process()
+    sys.exit(cli.run(main))

@@ -1,0 +1,79 @@
+"""Files that are written whole or not at all, and damaged JSON told in one line."""
+
+import errno
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightcake_fast.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+TEMPORARY = (
+    ".tmp"  # ends the names of folders in which files are written before they are moved to their place
+)
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Make or replace a file so that, whenever the process ends, the old or the new one is there whole.
+
+    Args:
+        path: The file.
+        write: Writes the new content to the path it is given, in a folder of its own beside the file.
+
+    Raises:
+        OSError: The file cannot be written, with the error's own number; it is left as it was.
+    """
+    try:
+        # a new folder, which no link in a folder from elsewhere can lead away from here
+        with tempfile.TemporaryDirectory(
+            prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent, ignore_cleanup_errors=True
+        ) as folder:
+            temporary = Path(folder) / path.name
+            temporary.touch()
+            mode = temporary.stat().st_mode
+            write(temporary)
+            temporary.chmod(mode)  # safetensors leaves files that only their owner can read
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+    except OSError as error:
+        problem = f"cannot be written ({error.strerror or error}); it is left as it was"
+        raise OSError(error.errno, problem, str(path)) from error
+
+
+def replace_text(path: Path, text: str) -> None:
+    """`replace_file` with UTF-8 text."""
+    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+
+
+def replace_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
+    """`replace_file` with a safetensors file of contiguous CPU tensors."""
+    import safetensors.torch  # downloads, which also replace files, need no tensors
+
+    def write(temporary: Path) -> None:
+        try:
+            safetensors.torch.save_file(dict(tensors), temporary, metadata=dict(metadata))
+        except safetensors.SafetensorError as error:
+            number = re.search(r"os error (\d+)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code) if number else str(error)) from error
+
+    replace_file(path, write)
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON from a file that may be damaged or made up.
+
+    Raises:
+        InputError: It is no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}") from error

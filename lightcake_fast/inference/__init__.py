@@ -1,0 +1,21 @@
+"""Trained models in use: relations predicted and explained, a split evaluated, embeddings handed on."""
+
+from lightcake_fast.inference.answers import (
+    Candidate,
+    Context,
+    ContextTriple,
+    Embeddings,
+    Explanation,
+    Prediction,
+)
+from lightcake_fast.inference.trained import TrainedModel
+
+__all__ = [
+    "Candidate",
+    "Context",
+    "ContextTriple",
+    "Embeddings",
+    "Explanation",
+    "Prediction",
+    "TrainedModel",
+]

@@ -1,0 +1,28 @@
+"""The arguments that all commands on a run share."""
+
+import argparse
+
+from lightcake_fast.inference.trained import TrainedModel
+from lightcake_fast.ops import BACKENDS
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add the run folder (or `several`) and where to compute."""
+    parser.add_argument(
+        "runs" if several else "run",
+        metavar="RUN",
+        nargs="+" if several else None,
+        help="run folder that the training made",
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="public data sets' folder (default: the run's)")
+    parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default: the run's)")
+    parser.add_argument("--backend", choices=BACKENDS, help="kernels of the layers (default: the run's)")
+
+
+def open_run(run: str, options: argparse.Namespace) -> TrainedModel:
+    """Open a run folder with the options of `add_run_arguments`.
+
+    Raises:
+        InputError: See `TrainedModel.load`.
+    """
+    return TrainedModel.load(run, data_dir=options.data_dir, device=options.device, backend=options.backend)

@@ -1,0 +1,197 @@
+"""The neighbourhood that a prediction rests on, as a picture."""
+
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from lightcake_fast.errors import InputError
+from lightcake_fast.inference.answers import Context, ContextTriple, Explanation
+
+SUFFIXES = (".png", ".svg", ".pdf")
+FOR, AGAINST, PREDICTED, INK = "#2166ac", "#d6604d", "#1b7837", "#333333"
+MIN_WIDTH, MAX_WIDTH = 0.8, 6.0  # points, for weights of 0 and 1
+MAX_NAME = 30
+
+Point = tuple[float, float]
+
+
+def check_figure(path: Path) -> None:
+    """Tell early whether `draw` can write to `path`.
+
+    Raises:
+        InputError: matplotlib is missing, the suffix is none of `SUFFIXES`, or there is no such folder.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(f"figure: got {path.name!r}, wanted a name that ends in {', '.join(SUFFIXES)}")
+    if not path.expanduser().parent.is_dir():
+        raise InputError(f"figure: wanted an existing folder, got {path.parent}")
+    if find_spec("matplotlib") is None:
+        raise InputError("figure: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'")
+
+
+def draw(explanation: Explanation, path: Path) -> None:
+    """Draw head and tail between their neighbours; a line's width is its weight in the last layer.
+
+    Below stand the pairs of the relation's context. Lines are blue where the score falls without the triple,
+    red where it rises.
+
+    Args:
+        explanation: What to draw.
+        path: The picture; its suffix says which format.
+
+    Raises:
+        InputError: See `check_figure`.
+    """
+    check_figure(path)
+    from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
+
+    near = [context for context in explanation.contexts if context.of != "relation"]
+    pairs = [t for context in explanation.contexts if context.of == "relation" for t in context.triples]
+    rows = max([len(context.triples) for context in near], default=0)
+    heights = [max(3.4, 0.62 * rows), 0.45 + 0.32 * len(pairs)]
+    figure = Figure(figsize=(12, sum(heights) + 0.9), layout="constrained")
+    figure.suptitle(
+        f"{explanation.head} — {explanation.relation} → {explanation.tail}   "
+        f"(probability {explanation.probability:.3f})"
+    )
+    figure.supxlabel(
+        "wide: much weight in the last layer (the number)   "
+        "blue: without the triple the score falls   red: it rises",
+        size=9,
+        color=INK,
+    )
+    top, bottom = figure.subplots(2, 1, height_ratios=heights)
+    for axes in (top, bottom):
+        axes.set_axis_off()
+        axes.set_xlim(-4.2, 4.2)
+    _draw_neighbours(top, explanation, near)
+    _draw_pairs(bottom, explanation.relation, pairs)
+    figure.savefig(path.expanduser(), dpi=150)
+
+
+def _draw_neighbours(axes: Any, explanation: Explanation, near: Sequence[Context]) -> None:
+    axes.set_ylim(-1.25, 1.25)
+    ends = {explanation.head: (-1.35, 0.0), explanation.tail: (1.35, 0.0)}
+    places = {**_neighbour_places(near, ends), **ends}
+    drawn: dict[tuple[str, str], dict[str, ContextTriple]] = {}
+    for context in near:
+        for triple in context.triples:
+            line = drawn.setdefault((triple.head, triple.tail), {})
+            # a triple of both contexts counts with the larger weight
+            if triple.relation not in line or triple.weights[-1] > line[triple.relation].weights[-1]:
+                line[triple.relation] = triple
+    for (head, tail), line in drawn.items():
+        if head != tail:
+            between = head in ends and tail in ends
+            near_end = 0.2 if (tail, head) in drawn and head in ends else 0.4
+            place = 0.5 if between else (1 - near_end if tail in ends else near_end)
+            _draw_line(axes, list(line.values()), places[head], places[tail], place, aside=between)
+    if len(ends) == 2:
+        _arrow(axes, *ends.values(), color=PREDICTED, width=2.0, style="--")
+        label = {"ha": "center", "va": "bottom", "color": PREDICTED, "size": 10, "weight": "bold"}
+        axes.text(0, 0.04, explanation.relation, bbox=_paper(), **label)
+    for name, point in places.items():
+        _draw_entity(axes, name, point, end=name in ends)
+
+
+def _draw_entity(axes: Any, name: str, place: Point, *, end: bool) -> None:
+    """A dot with its name: outside for the columns, above or below for those between."""
+    x, y = place
+    axes.plot([x], [y], "o", color=INK, ms=11 if end else 7, zorder=3)
+    if end or x == 0:
+        above = y > 0
+        offset = (0, 9 if above else -12)
+        alignment = {"ha": "center", "va": "bottom" if above else "top"}
+    else:
+        offset = (-9 if x < 0 else 9, 0)
+        alignment = {"ha": "right" if x < 0 else "left", "va": "center"}
+    look = {"size": 10 if end else 9, "weight": "bold" if end else "normal", "zorder": 4, "bbox": _paper()}
+    axes.annotate(_short(name), place, offset, textcoords="offset points", **alignment, **look)
+
+
+def _neighbour_places(near: Sequence[Context], ends: dict[str, Point]) -> dict[str, Point]:
+    """Neighbours of the head in a column on the left, of the tail on the right, of both in the middle."""
+    sides: dict[str, set[str]] = {}
+    for context in near:
+        for triple in context.triples:
+            for name in {triple.head, triple.tail} - ends.keys():
+                sides.setdefault(name, set()).add(context.of)
+    places: dict[str, Point] = {}
+    for of, x in (({"head"}, -3.0), ({"tail"}, 3.0), ({"head", "tail"}, 0.0)):
+        column = [name for name, found in sides.items() if found == of]
+        places.update(zip(column, ((x, y) for y in _spread(len(column), middle=x == 0)), strict=True))
+    return places
+
+
+def _spread(count: int, *, middle: bool) -> Iterator[float]:
+    """Heights of a column; the middle one keeps clear of the line between head and tail."""
+    for n in range(count):
+        if middle:
+            step = n // 2 / max(1, (count + 1) // 2)
+            yield (0.6 + 0.5 * step) * (1 if n % 2 == 0 else -1)
+        else:
+            yield 1.0 - 2.0 * n / (count - 1) if count > 1 else 0.0
+
+
+def _draw_line(
+    axes: Any, triples: Sequence[ContextTriple], start: Point, stop: Point, place: float, *, aside: bool
+) -> None:
+    """All triples of a head and a tail; `aside` of the prediction's line; names at `place` in (0, 1)."""
+    widest = max(triples, key=lambda triple: triple.weights[-1])
+    color = _color(widest)
+    _arrow(axes, start, stop, color=color, width=_width(widest), bend=0.25 if aside else 0.0)
+    x, y = (a + (b - a) * place for a, b in zip(start, stop, strict=True))
+    if aside:
+        y = -0.3 if start < stop else 0.3
+    label = "\n".join(f"{_short(triple.relation)}  {triple.weights[-1]:.2f}" for triple in triples)
+    look = {"ha": "center", "va": "center", "size": 8, "color": color, "zorder": 4, "bbox": _paper()}
+    axes.text(x, y, label, **look)
+
+
+def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple]) -> None:
+    axes.set_ylim(len(pairs) - 0.3, -1.0)
+    if pairs:
+        axes.text(0, -0.6, f"pairs that shape the relation {relation!r}", ha="center", size=9, color=INK)
+    for row, triple in enumerate(pairs):
+        color = _color(triple)
+        _arrow(axes, (-0.7, row), (0.7, row), color=color, width=_width(triple))
+        axes.text(-0.8, row, _short(triple.head), ha="right", va="center", size=9)
+        axes.text(0.8, row, _short(triple.tail), ha="left", va="center", size=9)
+        axes.text(
+            0, row, f"{triple.weights[-1]:.3f}", ha="center", va="center", size=8, color=color, bbox=_paper()
+        )
+
+
+def _arrow(
+    axes: Any, start: Point, stop: Point, *, color: str, width: float, style: str = "-", bend: float = 0.0
+) -> None:
+    shape = {
+        "arrowstyle": "-|>",
+        "color": color,
+        "linewidth": width,
+        "linestyle": style,
+        "mutation_scale": 10 + 2 * width,
+        "shrinkA": 6,
+        "shrinkB": 7,
+        "connectionstyle": f"arc3,rad={bend}",
+        "zorder": 1,
+    }
+    axes.annotate("", stop, start, arrowprops=shape)
+
+
+def _width(triple: ContextTriple) -> float:
+    return MIN_WIDTH + (MAX_WIDTH - MIN_WIDTH) * triple.weights[-1]
+
+
+def _color(triple: ContextTriple) -> str:
+    return FOR if triple.share >= 0 else AGAINST
+
+
+def _paper() -> dict[str, Any]:
+    """White behind a text, so that lines do not cross it."""
+    return {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"

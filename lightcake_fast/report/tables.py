@@ -1,0 +1,201 @@
+"""The figures of a benchmark run side by side, as tables for a terminal or for Markdown."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table as RichTable
+
+from lightcake_fast.report.measurements import Measurement, NotRun
+
+RGCN, EAGER = "rgcn", "lightcake eager"  # what the figures of a layer are divided by
+
+
+@dataclass
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: What it shows.
+        header: Names of the columns.
+        text: How many columns are text; the others are figures.
+        rows: The cells.
+        notes: Lines below it.
+    """
+
+    title: str
+    header: list[str]
+    text: int = 1
+    rows: list[list[str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def tables(measurements: Sequence[Measurement], left_out: Sequence[NotRun]) -> list[Table]:
+    """All tables that the measurements fill, in the order of reading."""
+    made = []
+    for device in dict.fromkeys(m.device for m in measurements):
+        here = [m for m in measurements if m.device == device]
+        for kind, make in (
+            ("layer", _layer_table),
+            ("training", _training_table),
+        ):
+            of_kind = [m for m in here if m.kind == kind]
+            for data in dict.fromkeys(m.data for m in of_kind):
+                table = make([m for m in of_kind if m.data == data])
+                table.notes += [
+                    f"{n.model}: {n.reason}"
+                    for n in left_out
+                    if (n.kind, n.data, n.device) == (kind, data, device)
+                ]
+                made.append(table)
+        scaling = [m for m in here if m.kind == "scaling"]
+        made += [_scaling_table(scaling)] if scaling else []
+        others = [m for m in here if m.kind not in ("layer", "training", "scaling")]
+        made += [_other_table(others)] if others else []
+    return made
+
+
+def as_markdown(table: Table) -> str:
+    """A Markdown section."""
+    lines = [f"## {table.title}", "", _line(table.header)]
+    lines.append("|" + "---|" * table.text + "---:|" * (len(table.header) - table.text))
+    lines += [_line(row) for row in table.rows]
+    if table.notes:
+        lines += ["", *(f"- {note}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def as_rich(table: Table) -> RichTable:
+    """For a terminal."""
+    caption = "\n".join(table.notes) or None
+    shown = RichTable(title=table.title, caption=caption, caption_justify="left")
+    for n, name in enumerate(table.header):
+        shown.add_column(name, justify="left" if n < table.text else "right", no_wrap=not n)
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _layer_table(measurements: Sequence[Measurement]) -> Table:
+    """Models beside each other: time, throughput, memory and parameters, each over R-GCN and eager."""
+    one = measurements[0]
+    table = Table(
+        f"One layer on {one.data}, {one.device}: {one.items:,} context triples, width {one.dim}",
+        ["model", "forward ms", "backward ms", "both ms", *_over("M triples/s"), "GB/s"],
+    )
+    table.header += [*_over("peak MB"), *_over("parameters")]
+    both = {m.model: m for m in measurements if m.mode == "both"}
+    for model in dict.fromkeys(m.model for m in measurements):
+        modes = {m.mode: m for m in measurements if m.model == model}
+        whole = modes.get("both")
+        row = [model, *(_milliseconds(modes.get(mode)) for mode in ("forward", "backward", "both"))]
+        if whole is None:
+            table.rows.append(row + [""] * (len(table.header) - len(row)))
+            continue
+        row += [f"{whole.items_per_second / 1e6:.3g}", *_ratios(whole, both, lambda m: m.items_per_second)]
+        row.append(f"{whole.gathered_bytes / whole.seconds / 1e9:.1f}" if whole.gathered_bytes else "")
+        row.append(_megabytes(whole.peak_bytes))
+        row += _ratios(whole, both, lambda m: m.peak_bytes)
+        row += [_count(whole.parameters), *_ratios(whole, both, lambda m: m.parameters)]
+        table.rows.append(row)
+    return table
+
+
+def _training_table(measurements: Sequence[Measurement]) -> Table:
+    one = measurements[0]
+    table = Table(
+        f"Training on {one.data}, {one.device}, width {one.dim}",
+        ["model", "layers", "step ms", "epoch s", "triples/s", "peak MB", "parameters"],
+    )
+    for key in dict.fromkeys((m.model, m.layers) for m in measurements):
+        modes = {m.mode: m for m in measurements if (m.model, m.layers) == key}
+        step, epoch = modes.get("step"), modes.get("epoch")
+        some = step or epoch
+        assert some is not None, "a training has no other modes"
+        table.rows.append(
+            [
+                some.model,
+                str(some.layers),
+                _milliseconds(step),
+                f"{epoch.seconds:.2f}" if epoch else "",
+                f"{some.items_per_second:,.0f}",
+                _megabytes(some.peak_bytes),
+                _count(some.parameters),
+            ]
+        )
+    return table
+
+
+def _scaling_table(measurements: Sequence[Measurement]) -> Table:
+    one = measurements[0]
+    table = Table(
+        f"Layer by size of the graph, {one.device}, forward and backward, width {one.dim}",
+        ["graph", "context triples", "ms", "ns a triple", "gather ns", "/ gather", "peak bytes a triple"],
+    )
+    gathers = {(m.data, m.items): m for m in measurements if m.model == "gather"}
+    for m in measurements:
+        if m.model == "gather":
+            continue
+        limit = gathers.get((m.data, m.items))
+        table.rows.append(
+            [
+                m.data,
+                f"{m.items:,}",
+                _milliseconds(m),
+                f"{m.seconds / m.items * 1e9:.1f}",
+                f"{limit.seconds / limit.items * 1e9:.1f}" if limit else "",
+                f"{m.seconds / limit.seconds:.2f}" if limit else "",
+                f"{m.peak_bytes / m.items:.0f}" if m.peak_bytes is not None else "",
+            ]
+        )
+    return table
+
+
+def _other_table(measurements: Sequence[Measurement]) -> Table:
+    table = Table(
+        f"Evaluation, loading and import, {measurements[0].device}",
+        ["what", "model", "data", "ms", "items", "items/s"],
+        text=3,
+    )
+    for m in measurements:
+        cells = [f"{m.kind}, {m.mode}", m.model, m.data, _milliseconds(m)]
+        table.rows.append([*cells, f"{m.items:,}", f"{m.items_per_second:,.0f}" if m.items > 1 else ""])
+    return table
+
+
+def _over(figure: str) -> list[str]:
+    """The heads of a figure and its ratios."""
+    return [figure, "/ R-GCN", "/ eager"]
+
+
+def _ratios(
+    measured: Measurement, beside: dict[str, Measurement], figure: Callable[[Measurement], float | None]
+) -> list[str]:
+    """A figure over those of R-GCN and of eager, where they are there."""
+    own, cells = figure(measured), []
+    for name in (RGCN, EAGER):
+        other = figure(beside[name]) if name in beside else None
+        cells.append(_ratio(own / other) if own is not None and other else "")
+    return cells
+
+
+def _ratio(value: float) -> str:
+    return f"{value:,.0f}x" if value >= 10 else f"{value:.2g}x"
+
+
+def _milliseconds(measured: Measurement | None) -> str:
+    if measured is None:
+        return ""
+    value = measured.seconds * 1e3
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _megabytes(count: int | None) -> str:
+    return "" if count is None else f"{count / 1e6:,.1f}"
+
+
+def _count(count: int | None) -> str:
+    return "" if count is None else f"{count:,}"

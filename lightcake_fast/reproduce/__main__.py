@@ -1,0 +1,162 @@
+"""`python -m lightcake_fast.reproduce`: the paper's tables and figures, measured anew."""
+
+import argparse
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from lightcake_fast import __version__, cli
+from lightcake_fast.errors import InputError
+from lightcake_fast.reproduce.experiments import QUICK, QUICK_DATASETS, Experiment, configuration, experiments
+from lightcake_fast.reproduce.paper import DATASETS
+from lightcake_fast.reproduce.runs import folder_of, run
+from lightcake_fast.reproduce.tables import Table, draw
+from lightcake_fast.reproduce.targets import BUILDERS, Finished, table_1
+from lightcake_fast.training.checkpoint import replace_text
+from lightcake_fast.training.config import PRESETS, add_flags
+from lightcake_fast.training.interrupt import Interrupt
+
+TARGETS = ("table1", *BUILDERS)
+OWN_FLAGS = ("dataset", "data_dir", "out", "resume", "preset", "model", "score", "seed")
+DESCRIPTION = "Train what the paper's tables and figures show, and write them as Markdown, CSV and PNG."
+EPILOG = """\
+targets:
+  table1      statistics of the data sets
+  table2      every model on every data set
+  ablation    LightCAKE without context, with either, with both
+  layers      LightCAKE with 1 to 5 layers
+  efficiency  DistMult, R-GCN and LightCAKE: contexts, size, parameters, speed, memory
+  options     each option beyond the paper switched off alone
+
+examples:
+  python -m lightcake_fast.reproduce table1
+  python -m lightcake_fast.reproduce table2 --datasets ddb14 wn18rr --seeds 0 1 2
+  python -m lightcake_fast.reproduce ablation --datasets fb15k-237 -- --dim 64 --batch-size 4096
+  python -m lightcake_fast.reproduce all --quick
+
+What stands behind -- goes to every run, as flags of lightcake_fast.train. A finished run is kept in OUT/runs,
+and one that was stopped goes on there: give the same command again.
+"""
+
+
+def make_parser() -> cli.ArgumentParser:
+    """The parser of the command's own flags, those in front of the `--`."""
+    parser = cli.ArgumentParser("python -m lightcake_fast.reproduce", DESCRIPTION, EPILOG)
+    parser.usage = "%(prog)s TARGET [TARGET ...] [flags] [-- flags of lightcake_fast.train]"
+    parser.add_argument("targets", nargs="+", choices=("all", *TARGETS), metavar="TARGET", help="see below")
+    parser.add_argument("--out", default="reproduction", metavar="DIR", help="folder (default: reproduction)")
+    parser.add_argument("--datasets", nargs="+", metavar="NAME", help="(default: the four public ones)")
+    parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
+    parser.add_argument("--preset", choices=PRESETS, default="best", help="(default: best)")
+    parser.add_argument(
+        "--score", choices=("distmult", "transe"), default="distmult", help="of ablation, layers and options"
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="S", help="(default: 0)")
+    parser.add_argument("--quick", action="store_true", help="a small generated graph, few epochs")
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run what is missing of the targets, then write their tables.
+
+    Raises:
+        InputError: A flag is wrong, or a run failed.
+        SystemExit: A signal came: 128 + its number, after the run under way was saved.
+    """
+    options, common = _parse(argv)
+    wanted = TARGETS if "all" in options.targets else tuple(dict.fromkeys(options.targets))
+    datasets = options.datasets or (QUICK_DATASETS if options.quick else DATASETS)
+    chosen = {name: experiments(options.score)[name] for name in wanted if name != "table1"}
+    if {"ablation", "layers"} & chosen.keys() and find_spec("matplotlib") is None:
+        raise InputError("figures need matplotlib: pip install 'lightcake_fast[plots]'")
+    out = Path(options.out).expanduser()
+    out.mkdir(parents=True, exist_ok=True)
+    console = Console(highlight=False, markup=False)
+    tables = {"table1": table_1(datasets, options.data_dir)} if "table1" in wanted else {}
+    with Interrupt():
+        finished = _train(chosen, datasets, options.seeds, common, out, console)
+    for name, experiment in chosen.items():
+        tables[name] = BUILDERS[name](experiment, datasets, finished[name])
+    _write(tables, out, _origin(argv))
+    console.print(
+        f"written: {', '.join(f'{name}.md' for name in tables)} and report.md in {out}", soft_wrap=True
+    )
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The command's own flags, and the settings that go to every run."""
+    own, _, behind = (list(part) for part in _split(argv))
+    options = make_parser().parse_args(own)
+    runs = cli.ArgumentParser("python -m lightcake_fast.train", "")
+    add_flags(runs)
+    common = vars(runs.parse_args(behind))
+    del common["debug"]
+    refused = [name for name in common if name in OWN_FLAGS]
+    if refused:
+        raise InputError(f"--{refused[0].replace('_', '-')}: wanted before the --, or not at all")
+    settings = {"preset": options.preset, **(QUICK if options.quick else {}), **common}
+    return options, settings | ({"data_dir": options.data_dir} if options.data_dir else {})
+
+
+def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    place = list(argv).index("--") if "--" in argv else len(argv)
+    return argv[:place], argv[place : place + 1], argv[place + 1 :]
+
+
+def _train(
+    chosen: Mapping[str, Experiment],
+    datasets: Sequence[str],
+    seeds: Sequence[int],
+    common: Mapping[str, Any],
+    out: Path,
+    console: Console,
+) -> dict[str, Finished]:
+    """Train every run that a target needs: those that several need once."""
+    settings: dict[Path, dict[str, Any]] = {}
+    places: dict[str, dict[tuple[str, str], list[Path]]] = {}
+    for name, experiment in chosen.items():
+        places[name] = {}
+        for row in experiment.rows:
+            for dataset in datasets:
+                for seed in seeds:
+                    folder = folder_of(configuration(row, dataset, seed, common), out)
+                    settings[folder] = {"dataset": dataset, "seed": seed, **common, **row.settings}
+                    places[name].setdefault((row.label, dataset), []).append(folder)
+    outcomes = {}
+    for number, (folder, explicit) in enumerate(settings.items(), 1):
+        console.print(f"run {number} of {len(settings)}: {folder.name}", soft_wrap=True)
+        outcomes[folder] = run(explicit, folder)
+    return {
+        name: {cell: [outcomes[folder] for folder in folders] for cell, folders in cells.items()}
+        for name, cells in places.items()
+    }
+
+
+def _write(tables: Mapping[str, Table], out: Path, origin: str) -> None:
+    for name, table in tables.items():
+        picture = f"\n![{table.title}]({name}.png)\n" if table.curves else ""
+        replace_text(out / f"{name}.md", f"{table.markdown()}{picture}\n{origin}\n")
+        replace_text(out / f"{name}.csv", table.csv())
+        if table.curves:
+            draw(table, out / f"{name}.png")
+    written = [file for name in TARGETS if (file := out / f"{name}.md").is_file()]
+    text = "\n".join(file.read_text(encoding="utf-8") for file in written)
+    replace_text(out / "report.md", f"# Reproduction of LightCAKE's tables and figures\n\n{text}")
+
+
+def _origin(argv: Sequence[str]) -> str:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
+    return (
+        f"Made by `python -m lightcake_fast.reproduce {' '.join(argv)}` with lightcake_fast {__version__}, "
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device} ({platform.system()})."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main))

@@ -1,0 +1,120 @@
+"""Which runs a target of the command needs: rows of settings, a column for each data set."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightcake_fast.reproduce.paper import DATASETS
+from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.presets import resolve
+
+Settings = Mapping[str, Any]
+
+BASELINES = {
+    "TransE": "transe",
+    "DistMult": "distmult",
+    "ComplEx": "complex",
+    "SimplE": "simple",
+    "RotatE": "rotate",
+    "TransH": "transh",
+    "TransR": "transr",
+    "R-GCN": "rgcn",
+    "A2N-like": "a2n",
+}
+SCORES = {"TransE": "transe", "DistMult": "distmult"}
+MOST_LAYERS = 5
+QUICK: Settings = {"dim": 16, "epochs": 3, "batch_size": 256}
+QUICK_DATASETS = ("family:200",)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: its settings go to every data set and seed.
+
+    Attributes:
+        label: Its name in the table.
+        settings: Values by field of `TrainingConfig`; the preset has the others.
+        published: The model's name in the paper's table 2, if the row is one of its.
+    """
+
+    label: str
+    settings: Settings = field(default_factory=dict)
+    published: str | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table of trained runs.
+
+    Attributes:
+        title: What it shows.
+        rows: Its rows.
+        datasets: Its data sets where none are asked for.
+    """
+
+    title: str
+    rows: tuple[Row, ...]
+    datasets: tuple[str, ...] = DATASETS
+
+
+def _table_2() -> Experiment:
+    rows = [Row(label, {"model": model}, label) for label, model in BASELINES.items()]
+    for label, score in SCORES.items():
+        name = f"LightCAKE-{label}"
+        rows.append(Row(name, {"model": "lightcake", "score": score}, name))
+    return Experiment("Relation prediction by model (the paper's table 2)", tuple(rows))
+
+
+def _ablation(score: str) -> Experiment:
+    contexts: dict[str, Settings] = {"none": {"layers": 0}}
+    contexts |= {name: {"context": name} for name in ("relation", "entity", "both")}
+    rows = tuple(Row(name, {"score": score, **settings}) for name, settings in contexts.items())
+    return Experiment(f"LightCAKE ({score}) by context", rows)
+
+
+def _layers(score: str) -> Experiment:
+    rows = tuple(Row(str(n), {"score": score, "layers": n}) for n in range(1, MOST_LAYERS + 1))
+    return Experiment(f"LightCAKE ({score}) by number of layers", rows)
+
+
+def _options(score: str) -> Experiment:
+    off: dict[str, Settings] = {
+        "as in the preset": {},
+        "no relation bias": {"relation_bias": False},
+        "targets not masked": {"mask_targets": False},
+        "no input dropout": {"input_dropout": 0.0},
+        "no row dropout": {"row_dropout": 0.0},
+        "no unknown-entity vectors": {"unseen_rate": 0.0},
+        "ties by index": {"ties": "index"},
+    }
+    rows = tuple(Row(label, {"score": score, **settings}) for label, settings in off.items())
+    return Experiment(f"LightCAKE ({score}): each option beyond the paper switched off alone", rows)
+
+
+def _efficiency() -> Experiment:
+    rows = (
+        Row("DistMult", {"model": "distmult"}, "DistMult"),
+        Row("R-GCN", {"model": "rgcn"}, "R-GCN"),
+        Row("LightCAKE-DistMult", {"model": "lightcake", "score": "distmult"}, "LightCAKE-DistMult"),
+    )
+    return Experiment("Contexts used, size, speed and memory", rows)
+
+
+def experiments(score: str) -> dict[str, Experiment]:
+    """The experiments by target, LightCAKE's ablations with the given score."""
+    return {
+        "table2": _table_2(),
+        "ablation": _ablation(score),
+        "layers": _layers(score),
+        "efficiency": _efficiency(),
+        "options": _options(score),
+    }
+
+
+def configuration(row: Row, dataset: str, seed: int, common: Settings) -> TrainingConfig:
+    """The configuration of one run of a row; the row's own settings win over the common ones.
+
+    Raises:
+        InputError: A value is wrong, or the row's model does not know the setting.
+    """
+    return resolve({"dataset": dataset, "seed": seed, **common, **row.settings})

@@ -1,0 +1,130 @@
+"""Training the runs of a reproduction, each in a process of its own, each once."""
+
+import hashlib
+import json
+import multiprocessing
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightcake_fast import cli, train
+from lightcake_fast.errors import InputError
+from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.runtime import prepare_process
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
+PEAK = "peak_memory.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run gave.
+
+    Attributes:
+        results: The content of its `results.json`.
+        triples_per_second: Training triples a second, mean over the epochs, validation not counted.
+        peak_bytes: Largest resident memory of its process; None where the system does not tell.
+    """
+
+    results: dict[str, Any]
+    triples_per_second: float
+    peak_bytes: int | None
+
+
+def folder_of(config: TrainingConfig, out: Path) -> Path:
+    """The run folder of a configuration: equal for equal settings, so that targets share their runs."""
+    settings = {name: value for name, value in config.saved().items() if name not in ("preset", "data_dir")}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+    readable = re.sub(r"[^\w.-]+", "-", Path(config.dataset).name)
+    return out / "runs" / f"{readable}-{config.title}-seed{config.seed}-{digest}"
+
+
+def run(settings: Mapping[str, Any], folder: Path) -> Outcome:
+    """Train a run to its end, unless that was done before, and read what it gave.
+
+    Args:
+        settings: Values by field of `TrainingConfig`; the preset has the others.
+        folder: Its folder; a run that was stopped goes on.
+
+    Raises:
+        InputError: The training failed: its own message stands above.
+        SystemExit: It was interrupted, and is saved.
+    """
+    if not (folder / "results.json").is_file():
+        flags = ["--resume", str(folder)] if folder.is_dir() else [*_flags(settings), "--out", str(folder)]
+        code, peak = _call(flags)
+        if code in (130, 143):
+            raise SystemExit(code)
+        if code:
+            raise InputError(f"{folder}: the training failed, with exit code {code}")
+        (folder / PEAK).write_text(json.dumps(peak))
+    return read(folder)
+
+
+def read(folder: Path) -> Outcome:
+    """Read a finished run.
+
+    Raises:
+        InputError: A file is missing or damaged.
+    """
+    try:
+        results = json.loads((folder / "results.json").read_text())
+        epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        speed = sum(epoch["triples_per_second"] for epoch in epochs) / len(epochs)
+        peak = json.loads((folder / PEAK).read_text()) if (folder / PEAK).is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise InputError(f"{folder}: no finished run, or a damaged one: {error}") from error
+    return Outcome(results, speed, peak)
+
+
+def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            yield flag if value else flag.replace("--", "--no-", 1)
+        else:
+            yield from (flag, str(value))
+
+
+def _call(arguments: Sequence[str]) -> tuple[int, int | None]:
+    """(exit code, peak memory in bytes) of a training in a process of its own, on this one's terminal.
+
+    Where there is a fork server, it imports PyTorch once for all runs; its processes have computed nothing
+    yet, so that no thread pool is cut in two.
+    """
+    context: ForkServerContext | SpawnContext
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["lightcake_fast.train"])
+    else:
+        context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_train, args=(list(arguments), sender))
+    process.start()
+    sender.close()
+    try:
+        process.join()
+    except BaseException:
+        process.terminate()  # training saves first, however many signals come
+        process.join()
+        raise
+    return process.exitcode or 0, receiver.recv() if receiver.poll() else None
+
+
+def _train(arguments: list[str], sender: "Connection[int | None, None]") -> None:
+    prepare_process()
+    code = cli.run(train.main, arguments)
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        sender.send(None)
+    else:
+        unit = 1 if sys.platform == "darwin" else 1024
+        sender.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    sys.exit(code)

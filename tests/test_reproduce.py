@@ -1,0 +1,172 @@
+"""The command that makes the paper's tables anew: what it trains, writes, keeps and refuses."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightcake_fast import cli
+from lightcake_fast.errors import InputError
+from lightcake_fast.models import MODELS
+from lightcake_fast.reproduce import __main__ as command
+from lightcake_fast.reproduce import paper, runs
+from lightcake_fast.reproduce.experiments import BASELINES, configuration, experiments
+from lightcake_fast.reproduce.runs import Outcome, folder_of, read
+from lightcake_fast.reproduce.tables import Table, mean_scores, score_cells, verdict
+
+TINY = ["--datasets", "family:60", "--", "--dim", "4", "--epochs", "1", "--batch-size", "512"]
+
+
+def outcome(mrr: float, mr: float = 2.0, hits: float = 0.5, **results: Any) -> Outcome:
+    return Outcome({"test": {"all": {"mrr": mrr, "mr": mr, "hits_at_3": hits}}, **results}, 100.0, 10**6)
+
+
+def test_table_2_has_every_model_and_the_papers_rows() -> None:
+    rows = experiments("distmult")["table2"].rows
+    trained = {row.settings["model"] for row in rows}
+    assert trained == set(MODELS)
+    published = [row.label for row in rows if paper.published(row.label, "wn18rr") is not None]
+    assert published == [
+        "TransE", "DistMult", "ComplEx", "SimplE", "RotatE", "R-GCN", "LightCAKE-TransE", "LightCAKE-DistMult"
+    ]  # fmt: skip
+
+
+def test_every_option_is_switched_off_alone() -> None:
+    whole, *others = experiments("distmult")["options"].rows
+    base = configuration(whole, "nell995", 0, {}).saved()
+    changed = []
+    for row in others:
+        values = configuration(row, "nell995", 0, {}).saved()
+        changed.append({name for name in values if values[name] != base[name]})
+    assert changed == [
+        {"relation_bias"}, {"mask_targets"}, set(), {"row_dropout"}, {"unseen_rate"}, {"ties"}
+    ]  # NELL995 has no input dropout to switch off  # fmt: skip
+
+
+def test_equal_settings_share_a_folder_and_others_do_not(tmp_path: Path) -> None:
+    table = {name: e.rows for name, e in experiments("distmult").items()}
+    lightcake = configuration(table["table2"][-1], "wn18rr", 0, {})
+    assert folder_of(lightcake, tmp_path) == folder_of(
+        configuration(table["ablation"][-1], "wn18rr", 0, {}), tmp_path
+    )
+    assert folder_of(lightcake, tmp_path) == folder_of(
+        configuration(table["table2"][-1], "wn18rr", 0, {"data_dir": "/x"}), tmp_path
+    )
+    others = [
+        configuration(row, "wn18rr", seed, {})
+        for rows in (table["table2"], table["ablation"][:-1], table["layers"])
+        for row in rows
+        for seed in (0, 1)
+    ]
+    folders = {folder_of(config, tmp_path) for config in others}
+    # two layers are the preset's
+    assert len(folders) == len(others) - 2
+
+
+def test_the_mean_and_deviation_over_seeds() -> None:
+    means, deviation = mean_scores([outcome(0.5, 2.0, 0.25), outcome(0.75, 4.0, 0.75)])
+    assert means == (0.625, 3.0, 0.5)
+    assert deviation == pytest.approx(0.125 * 2**0.5)
+
+
+@pytest.mark.parametrize(
+    ("ours", "deviation", "expected"),
+    [(0.95, 0.01, "equal"), (0.97, 0.01, "above"), (0.93, 0.01, "below"), (0.9504, 5e-4, "equal")],
+)
+def test_verdicts(ours: float, deviation: float, expected: str) -> None:
+    assert verdict(ours, deviation, 0.95) == expected
+
+
+def test_the_cells_of_a_row() -> None:
+    theirs = paper.published("LightCAKE-DistMult", "wn18rr")
+    assert score_cells([outcome(0.9)], theirs) == [
+        "0.9000 / 2.000 / 0.5000",
+        "0.955 / 1.134 / 0.988",
+        "below",
+    ]
+    assert score_cells([outcome(0.9), outcome(0.8)], None) == ["0.8500 ± 0.0707 / 2.000 / 0.5000", "", ""]
+
+
+def test_a_table_as_markdown_and_csv() -> None:
+    table = Table("T", ["a", "b"], [["1,5", "x"]], ["a note"])
+    assert table.markdown() == "## T\n\n| a | b |\n| --- | --- |\n| 1,5 | x |\n\na note\n"
+    assert table.csv() == 'a,b\n"1,5",x\n'
+
+
+def test_targets_share_runs_and_a_second_call_trains_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["table1", "efficiency", "ablation", "--out", str(tmp_path), *TINY]
+    assert cli.run(command.main, argv) == 0
+    printed = capfd.readouterr().out
+    # DistMult, R-GCN, LightCAKE; none, relation, entity; both is LightCAKE
+    assert "run 6 of 6" in printed
+    names = {"table1", "efficiency", "ablation"}
+    files = {f"{name}.{kind}" for name in names for kind in ("md", "csv")}
+    assert {file.name for file in tmp_path.iterdir()} == files | {"ablation.png", "report.md", "runs"}
+    with (tmp_path / "ablation.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["context"] for row in rows] == ["none", "relation", "entity", "both"]
+    finished = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/results.json")]
+    measured = {f"{run['test']['all']['mrr']:.4f}" for run in finished}
+    assert {row["family:60"].split(" / ")[0] for row in rows} <= measured
+    with (tmp_path / "efficiency.csv").open() as file:
+        sizes = {row["model"]: row for row in csv.DictReader(file)}
+    # N (60 entities) d + R (19) d + R + 2 d; LightCAKE has rows for the inverses
+    entities, relations, dim = 60, 19, 4
+    shared = entities * dim + relations + 2 * dim
+    assert sizes["DistMult"]["parameters"] == f"{shared + relations * dim:,}"
+    assert sizes["LightCAKE-DistMult"]["parameters"] == f"{shared + 2 * relations * dim:,}"
+    assert all(int(row["peak memory, MB"].replace(",", "")) > 50 for row in sizes.values())
+    assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a finished run was trained again")
+
+    monkeypatch.setattr(runs, "_call", refuse)
+    before = (tmp_path / "ablation.md").read_text()
+    assert cli.run(command.main, argv) == 0
+    assert (tmp_path / "ablation.md").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["table3"], "argument TARGET: invalid choice: 'table3'"),
+        ([], "the following arguments are required: TARGET"),
+        (["table2", "--", "--seed", "3"], "--seed: wanted before the --, or not at all"),
+        (["table2", "--", "--model", "rgcn"], "--model: wanted before the --, or not at all"),
+        (["table2", "--", "--dim", "0"], "dim: got 0, wanted a whole number of at least 1"),
+        (["table1", "--datasets", "nowhere"], "nowhere"),
+    ],
+)
+def test_wrong_flags_get_one_line(
+    argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = argv.index("--") if "--" in argv else len(argv)
+    argv = [*argv[:own], "--out", str(tmp_path), *argv[own:]]
+    assert cli.run(command.main, argv) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1
+
+
+def test_a_failed_run_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    argv = ["layers", "--out", str(tmp_path), *TINY, "--lr", "1e30"]
+    assert cli.run(command.main, argv) == 2
+    assert "the training failed, with exit code 2" in capfd.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]"])
+def test_a_broken_run_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+        (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(InputError, match="no finished run, or a damaged one"):
+        read(tmp_path)
+
+
+def test_the_papers_baselines_are_models() -> None:
+    assert set(BASELINES.values()) | {"lightcake"} == set(MODELS)

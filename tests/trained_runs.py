@@ -1,0 +1,36 @@
+"""What the tests of trained models share: a small data set with unseen entities, and runs on it."""
+
+from pathlib import Path
+
+from lightcake_fast import train
+from lightcake_fast.data import SPLITS, load_dataset
+
+SMALL = ["--dim", "6", "--batch-size", "64", "--epochs", "2", "--unseen-rate", "0.1", "--relation-bias"]
+SMALL += ["--backend", "reference", "--quiet"]
+UNSEEN = "Nobody [of] note"  # brackets are markup to rich, and text here
+PAIR = ("Priya Novák 10", "Dmitri Novák 21")
+
+
+def write_dataset(folder: Path) -> Path:
+    """Write a small genealogy as files, with an entity that only the test split has."""
+    graph = load_dataset("family:60")
+    folder.mkdir()
+    for split in SPLITS:
+        names = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.split(split)]
+        lines = ["\t".join(triple) + "\n" for triple in names]
+        if split == "test":
+            lines.append(f"{UNSEEN}\tcousin\t{PAIR[1]}\n")
+        (folder / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def train_run(folder: Path, *flags: str) -> Path:
+    """Train on `write_dataset`'s data, once for the same flags; gives the run folder."""
+    folder.mkdir(exist_ok=True)
+    data = folder / "data"
+    if not data.exists():
+        write_dataset(data)
+    path = folder / "-".join(["run", *(flag.strip("-") for flag in flags)])
+    if not path.exists():
+        assert train.main([*SMALL, "--dataset", str(data), "--out", str(path), *flags]) == 0
+    return path
