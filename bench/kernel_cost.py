@@ -150,7 +150,8 @@ def _kernel_table(layer: LayerCost, *, loops: bool) -> str:
             f"{used.shared:6} {used.spills + used.stack + used.local:5} "
         )
         lines.append(head + (kernel.uncounted or _counts(counts, layer.triples)))
-    lines.append(f"{'sum':71}" + _counts(sums, layer.triples))
+    label = "sum of those counted" if any(kernel.uncounted for kernel in layer.kernels) else "sum"
+    lines.append(f"{label:71}" + _counts(sums, layer.triples))
     return "\n".join(lines)
 
 

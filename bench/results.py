@@ -7,32 +7,23 @@ import argparse
 import json
 from pathlib import Path
 
-# MRR / MR / Hits@3. Source: LightCAKE, PAKDD 2021 (arXiv 2102.10826), table 2.
-PAPER = {
-    ("wn18rr", "lightcake-transe"): ".813 / 1.648 / .933",
-    ("fb15k-237", "lightcake-transe"): ".943 / 2.281 / .962",
-    ("nell995", "lightcake-transe"): ".793 / 9.325 / .831",
-    ("ddb14", "lightcake-transe"): ".964 / 1.184 / .969",
-    ("wn18rr", "lightcake-distmult"): ".955 / 1.134 / .988",
-    ("fb15k-237", "lightcake-distmult"): ".967 / 1.174 / .988",
-    ("nell995", "lightcake-distmult"): ".852 / 2.271 / .914",
-    ("ddb14", "lightcake-distmult"): ".972 / 1.097 / .991",
-}
+from lightcake_fast.reproduce.paper import published
+
+PAPER = {"lightcake-transe": "LightCAKE-TransE", "lightcake-distmult": "LightCAKE-DistMult"}  # names there
 
 
 def row(folder: Path) -> str:
     """One finished run as a row."""
     results = json.loads((folder / "results.json").read_text())
     config = json.loads((folder / "config.json").read_text())
-    model = config.get("model", "lightcake")
-    title = f"{model}-{config['score']}" if model == "lightcake" else model
+    paper = published(PAPER.get(results["model"], ""), results["dataset"])
     test, seen = results["test"]["all"], results["test"]["seen"]
     cells = [
         results["dataset"],
-        title,
+        results["model"],
         config["preset"],
         f"{test['mrr']:.4f} / {test['mr']:.3f} / {test['hits_at_3']:.4f}",
-        PAPER.get((results["dataset"], title), ""),
+        f"{paper.mrr:.3f} / {paper.mr:.3f} / {paper.hits_at_3:.3f}" if paper else "",
         f"{seen['mrr']:.4f}",
         f"{results['valid']['all']['mrr']:.4f}",
         f"{results['best_epoch']} of {results['epochs']}",

@@ -1,6 +1,11 @@
 """Backward of the context layer in Triton: row products, relation pass, entity pass and sum of parts.
 
 Everything d-wide is computed again; from the forward come the scores, the log-sum-exps and the new rows.
+
+Races: as in the forward, each address is written by one program and read by later launches, with one
+exception. A program of the relation pass writes the weights of its chunk's triples into their records, one
+triple a lane, and reads them back in other lanes: between the two stands its only barrier. The slopes go to
+words of the records that it does not read.
 Source: docs/op.md, "The gradient of one layer".
 """
 

@@ -1,7 +1,13 @@
 """Forward of the context layer in Triton: relation pass, entity pass and merge, no E x d tensor.
 
-One warp a program: no barrier. Each address is written by one program, once, and every sum has a fixed
-order, so two runs agree in every bit.
+A program is one warp while its rows fit: no barrier. Every sum has a fixed order and nothing is added
+atomically, so two runs agree in every bit.
+
+Races, which the interpreter cannot show: each address is written by one program, once, and read by later
+launches of the same stream only. The relation pass writes the scores of its own raw triples, each of which is
+in one chunk and has two places of its own in head order, and the parts of its own chunk; the entity pass the
+row of an entity that is one chunk, or the parts of its own chunks of cut rows; the merge the rows made of
+parts, which are no single chunk's. Empty places among the chunks store nothing.
 """
 
 from typing import NamedTuple

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -94,7 +93,7 @@ def _breakdown_table(options: argparse.Namespace, groups: list[Group], ranks: di
     """All metrics of one run, or the MRR of several side by side."""
     table = Table(title=f"{options.split} by {options.by}" + (", MRR" if len(ranks) > 1 else ""))
     table.add_column(options.by)
-    titles = [Path(run).name for run in ranks] if len(ranks) > 1 else list(METRICS)
+    titles = ranks if len(ranks) > 1 else METRICS
     for title in ("triples", *titles):
         table.add_column(title, justify="right")
     for group in groups:

@@ -1,20 +1,19 @@
 """Refined embeddings for other programs: `python -m lightcake_fast.export RUN --to FILE.safetensors`."""
 
 import json
-import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 from torch import Tensor
 
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import TEMPORARY, replace_tensors
 from lightcake_fast.inference.answers import Embeddings
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
-from lightcake_fast.training.checkpoint import replace_file
 from lightcake_fast.training.run_folder import id_map
 from lightcake_fast.training.runtime import prepare_process
 
@@ -72,18 +71,19 @@ def _tensors(embeddings: Embeddings) -> dict[str, Tensor]:
 def _write_file(embeddings: Embeddings, target: Path) -> None:
     names = {"entities": embeddings.entity_names, "relations": embeddings.relation_names}
     header = {key: json.dumps(value, ensure_ascii=False) for key, value in names.items()}
-    tensors = _tensors(embeddings)
-    replace_file(target, lambda path: safetensors.torch.save_file(tensors, path, metadata=header))
+    replace_tensors(target, _tensors(embeddings), header)
 
 
 def _write_folder(embeddings: Embeddings, target: Path) -> None:
-    staging = target.with_name(f".{target.name}.{os.getpid()}.tmp")  # the folder appears whole
-    staging.mkdir()
-    for name, tensor in _tensors(embeddings).items():
-        np.save(staging / f"{name}.npy", tensor.numpy(), allow_pickle=False)
-    for name, names in (("entities", embeddings.entity_names), ("relations", embeddings.relation_names)):
-        (staging / f"{name}.tsv").write_text(id_map(names), encoding="utf-8", newline="")
-    staging.rename(target)
+    # the folder appears whole, or what there is of it goes
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=TEMPORARY, dir=target.parent) as place:
+        staging = Path(place) / target.name
+        staging.mkdir()
+        for name, tensor in _tensors(embeddings).items():
+            np.save(staging / f"{name}.npy", tensor.numpy(), allow_pickle=False)
+        for name, names in (("entities", embeddings.entity_names), ("relations", embeddings.relation_names)):
+            (staging / f"{name}.tsv").write_text(id_map(names), encoding="utf-8", newline="")
+        staging.rename(target)
 
 
 if __name__ == "__main__":

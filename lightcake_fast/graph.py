@@ -40,13 +40,13 @@ class ContextGraph:
             num_relations: R, above every relation.
 
         Raises:
-            ValueError: if the shape or type is wrong, an id is out of range or T is 2^30 or more.
+            ValueError: if the shape or type is wrong, an id is out of range or T is 2^30 - 64 or more.
         """
         given = torch.as_tensor(triples).clone()  # the plan is made of these: they must not change under it
         if given.dtype != torch.int64 or given.ndim != 2 or given.shape[1] != 3:
             raise ValueError(f"triples: got {given.dtype} {tuple(given.shape)}, wanted torch.int64 (T, 3)")
-        if len(given) >= 2**30:
-            raise ValueError(f"triples: got {len(given)}, wanted fewer than 2^30")
+        if len(given) >= 2**30 - 64:  # kernels number 2T places in int32, and count on a little past the last
+            raise ValueError(f"triples: got {len(given)}, wanted fewer than 2^30 - 64")
         array = given.numpy(force=True)
         limits = (("head", num_entities), ("relation", num_relations), ("tail", num_entities))
         for (name, limit), ids in zip(limits, array.T, strict=True):

@@ -62,9 +62,11 @@ def context_layer(
     backend = _checked(entities, relations, graph, score, context, mask, backend)
     if backend == "reference":
         both_ways = None if mask is None else mask.repeat(2)
-        x, y = reference.context_layer(entities, relations, graph.context_triples, both_ways, score, context)
-        return x, y
-    x, y, *_ = _fused(entities, relations, graph, score, context, mask, backend)
+        x, y = reference.context_layer(
+            _widened(entities), _widened(relations), graph.context_triples, both_ways, score, context
+        )
+    else:
+        x, y, *_ = _fused(entities, relations, graph, score, context, mask, backend)
     return x.to(entities.dtype), y.to(relations.dtype)
 
 
@@ -100,7 +102,10 @@ def context_weights(
     with torch.no_grad():
         if backend == "reference":
             both_ways = None if mask is None else mask.repeat(2)
-            return reference.context_weights(entities, relations, graph.context_triples, both_ways, score)
+            alpha, beta = reference.context_weights(
+                _widened(entities), _widened(relations), graph.context_triples, both_ways, score
+            )
+            return alpha.to(entities.dtype), beta.to(entities.dtype)
         _, _, s, lse_x, lse_y, *_ = _fused(entities, relations, graph, score, "both", mask, backend)
         heads, relation_ids, _ = graph.context_triples
         plan, given = graph.plan, torch.empty_like(s)
@@ -201,6 +206,11 @@ def _runnable(backend: str, device: str) -> str:
     return backend
 
 
+def _widened(table: Tensor) -> Tensor:
+    """A 16-bit table in the type of its sums; others as they are."""
+    return table.float() if table.dtype in _NARROW else table
+
+
 def _fused(
     entities: Tensor,
     relations: Tensor,
@@ -211,8 +221,8 @@ def _fused(
     backend: str,
 ) -> list[Tensor]:
     x, y = entities.contiguous(), relations.contiguous()
-    if backend == "numba" and entities.dtype in _NARROW:
-        x, y = x.float(), y.float()
+    if backend == "numba":
+        x, y = _widened(x), _widened(y)
     plan = graph.plan if backend == "numba" else graph.gpu_plan
     return _context_layer(x, y, list(plan), mask, score, context, backend)  # type: ignore[no-any-return]
 

@@ -28,8 +28,8 @@ COLUMNS = ("head", "tail", "rank", "relation", "probability", "note")
 DESCRIPTION = "Predict the relation of a pair, or of many, with a trained model."
 EPILOG = """\
 examples:
-  python -m lightcake_fast.predict runs/family --head "Ada 1" --tail "Bob 2"
-  python -m lightcake_fast.predict runs/family --head "Ada 1" --tail "Bob 2" --explain --figure why.png
+  python -m lightcake_fast.predict runs/family --head "Hiro Bauer 370" --tail "Nils Ito 1026" --explain
+  python -m lightcake_fast.predict runs/family --head "Hiro Bauer 370" --tail "Nils Ito 1026" --figure a.png
   python -m lightcake_fast.predict runs/family --pairs pairs.tsv --top 1 > relations.tsv
   cut -f 1,3 test.txt | python -m lightcake_fast.predict runs/family --pairs - --json > relations.jsonl
 
@@ -113,7 +113,10 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
     console = Console(stderr=True)
     with (
         nullcontext(sys.stdin.buffer) if options.pairs == "-" else Path(name).expanduser().open("rb") as file,
-        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+        # rich would send what is printed meanwhile to the bar's console, which is stderr
+        Progress(
+            console=console, transient=True, disable=not console.is_terminal, redirect_stdout=False
+        ) as progress,
     ):
         size = None if options.pairs == "-" else Path(name).expanduser().stat().st_size
         task = progress.add_task("pairs", total=size)

@@ -1,5 +1,6 @@
 """Fixtures of every test: poisoned fresh memory, few threads, and the public data sets."""
 
+import importlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,22 @@ def _poison_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.Tensor, "new_empty_strided"),
     ):
         monkeypatch.setattr(owner, name, _poisoned(getattr(owner, name)))
+
+
+@pytest.fixture(scope="session")
+def peer() -> Callable[[str], Any]:
+    """Import a module that tests may lack; skip where it is absent, but fail under `CI=true`."""
+
+    def find(module: str) -> Any:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            reason = f"needs {error.name}: pip install torch-geometric pykeen 'lightcake_fast[plots]'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+    return find
 
 
 @pytest.fixture(scope="session")

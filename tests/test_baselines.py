@@ -77,9 +77,8 @@ def by_formula(model: RelationModel, name: str, h: int, r: int, t: int) -> Tenso
     return -length(e_h @ matrix + e_r - e_t @ matrix)
 
 
-def by_pykeen(model: RelationModel, name: str) -> Callable[[int, int, int], Tensor]:
+def by_pykeen(modules: Any, model: RelationModel, name: str) -> Callable[[int, int, int], Tensor]:
     """PyKEEN's interaction of the same name, given the model's rows in its format."""
-    modules = pytest.importorskip("pykeen.nn.modules", reason="needs pykeen: pip install pykeen")
     if name in ("complex", "rotate"):
         interaction = modules.ComplExInteraction() if name == "complex" else modules.RotatEInteraction()
 
@@ -114,17 +113,24 @@ def by_pykeen(model: RelationModel, name: str) -> Callable[[int, int, int], Tens
     )
 
 
-@pytest.mark.parametrize("against", ["formula", "pykeen"])
-@pytest.mark.parametrize("name", PLAIN)
-def test_scores_of_all_raw_relations(name: str, against: str) -> None:
-    model = made(name)
+def assert_scores(name: str, one: Callable[[int, int, int], Tensor], model: RelationModel) -> None:
+    """Compare a model's scores of some pairs with those of single triples."""
     pairs = torch.tensor([[0, 1], [5, 5], [2, 6]])
     actual = model.relation_scores((model.entities, model.relations), pairs)
-    one: Callable[[int, int, int], Tensor] = (
-        by_pykeen(model, name) if against == "pykeen" else lambda h, r, t: by_formula(model, name, h, r, t)
-    )
     wanted = torch.stack([torch.stack([one(h, r, t) for r in range(R)]) for h, t in pairs.tolist()])
     assert_close(actual, wanted, name=name)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_scores_are_their_formulas(name: str) -> None:
+    model = made(name)
+    assert_scores(name, lambda h, r, t: by_formula(model, name, h, r, t), model)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_scores_are_those_of_pykeen(name: str, peer: Callable[[str], Any]) -> None:
+    model = made(name)
+    assert_scores(name, by_pykeen(peer("pykeen.nn.modules"), model, name), model)
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -182,20 +188,20 @@ def test_rgcn_layer_is_its_dense_algebra(graph_name: str, decomposition: str, ma
 
 
 @pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
-def test_rgcn_layer_is_that_of_torch_geometric(decomposition: str) -> None:
-    geometric = pytest.importorskip("torch_geometric.nn", reason="needs torch-geometric")
+def test_rgcn_layer_is_that_of_torch_geometric(decomposition: str, peer: Callable[[str], Any]) -> None:
+    geometric = peer("torch_geometric.nn")
     x, _, graph, _ = layer_inputs("degrees", D, torch.float32)
     layer = rgcn_layer(graph, decomposition, torch.float32)
     sizes = {"full": {}, "basis": {"num_bases": 2}, "block": {"num_blocks": 2}}[decomposition]
-    peer = geometric.RGCNConv(D, D, 2 * graph.num_relations, bias=False, **sizes)
+    theirs = geometric.RGCNConv(D, D, 2 * graph.num_relations, bias=False, **sizes)
     state: dict[str, Tensor] = {"root": layer.root, "weight": layer.matrices}
     if decomposition == "full":
         state["weight"] = layer.matrices[:, 0]
     if layer.coefficients is not None:
         state["comp"] = layer.coefficients
-    peer.load_state_dict({name: weight.detach() for name, weight in state.items()})
+    theirs.load_state_dict({name: weight.detach() for name, weight in state.items()})
     head, relation, tail = graph.context_triples
-    assert_close(layer(x, graph), peer(x, torch.stack([tail, head]), relation), slack=5.0)
+    assert_close(layer(x, graph), theirs(x, torch.stack([tail, head]), relation), slack=5.0)
 
 
 def test_rgcn_puts_relu_between_its_layers() -> None:

@@ -39,13 +39,12 @@ CASES = [
 ]
 
 
-def check(x: Tensor, y: Tensor, graph: ContextGraph, *, gradient_slack: float = 1.0, **options: Any) -> None:
+def check(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> None:
     """The passes give what the reference gives for the same numbers in float64."""
     expected = layer_results(x.double(), y.double(), graph, backend="reference", **options)
     for name, actual in layer_results(x, y, graph, backend="numba", **options).items():
         assert actual.dtype == x.dtype
-        slack = gradient_slack if name.startswith("dL/") else 1.0
-        assert_close(actual, expected[name], name=f"{name}, {options}", slack=slack)
+        assert_close(actual, expected[name], name=f"{name}, {options}")
 
 
 @pytest.fixture
@@ -107,44 +106,6 @@ def test_nothing_to_do(entities: int, relations: int, width: int, score: str) ->
     results = layer_results(x, y, graph, score=score, backend="numba")
     assert_bitwise_equal(results["entities"], x)
     assert_bitwise_equal(results["relations"], y)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("score", "most_x", "most_y"), [("distmult", 20, 25), ("transe", 4000, 2000)])
-def test_scores_of_ten_thousand(score: str, most_x: int, most_y: int, dtype: torch.dtype) -> None:
-    """In whole numbers and one column, where the scores of either type are exact."""
-    _, _, graph, mask = layer_inputs("hubs", 1, dtype)
-    random = torch.Generator().manual_seed(3)
-    x, y = (
-        torch.randint(-most, most + 1, (rows, 1), generator=random).to(dtype)
-        for most, rows in ((most_x, graph.num_entities), (most_y, 2 * graph.num_relations))
-    )
-    # the backward reads a row's share of the softmax slope off its new row, rounded at up to 4000
-    slack = 16.0 if dtype == torch.float32 else 1.0
-    check(x, y, graph, score=score, gradient_slack=slack)
-    check(x, y, graph, score=score, mask=mask, gradient_slack=slack)
-
-
-@pytest.mark.parametrize("rising", [True, False])
-@pytest.mark.parametrize("score", SCORES)
-def test_scores_that_change_far_within_a_row(score: str, rising: bool) -> None:
-    """The running maximum of the one relation moves with nearly every triple, or never again."""
-    ends = torch.arange(600).view(2, 300)
-    graph = ContextGraph.from_triples(torch.stack([ends[0], 0 * ends[0], ends[1]], 1), 600, 1)
-    x, y = random_rows(graph, 16, torch.float64)
-    lengths = torch.logspace(-2, 1.3, 300, dtype=torch.float64)
-    check(x * (lengths if rising else lengths.flip(0)).repeat(2)[:, None], y, graph, score=score)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_zero_lengths(dtype: torch.dtype) -> None:
-    """TransE where t = r + h: the score has no slope there, and nothing divides by it."""
-    x, y, graph, mask = layer_inputs("duplicates", 16, dtype)
-    check(torch.ones_like(x), torch.zeros_like(y), graph, score="transe")
-    y[0] = 0  # of the loops of relation 0 alone
-    assert ((graph.triples[:, 0] == graph.triples[:, 2]) & (graph.triples[:, 1] == 0)).any()
-    check(x, y, graph, score="transe")
-    check(x, y, graph, score="transe", mask=mask)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

@@ -1,4 +1,6 @@
+import errno
 import gzip
+import os
 import re
 from pathlib import Path
 
@@ -74,7 +76,24 @@ def test_either_id_file_alone(tmp_path: Path) -> None:
     assert (graph.entities, graph.relations) == (("a", "b", "c"), ("s", "r"))
 
 
-ODD_NAMES = ["007", "7", "1e5", "nan", "NA", " ", " a ", "belong(s) to [x]", '"', "#", "é", "e\u0301", "名"]
+ODD_NAMES = [
+    "A",
+    "a",
+    "a ",
+    "007",
+    "7",
+    "1e5",
+    "nan",
+    "NA",
+    " ",
+    " a ",
+    "belong(s) to [x]",
+    '"',
+    "#",
+    "é",
+    "e\u0301",
+    "名",
+]
 ODD_NAMES += ["\U0001d50a", "a\x0bb", "a\x0cb", "a\x1cb", "a\x85b", "a\u2028b", "a\rb", "\ufeff"]
 
 
@@ -132,7 +151,17 @@ WANTED = "wanted head<TAB>relation<TAB>tail"
     [
         ({"train": TRAIN + "a\tb\n"}, f"train.txt:3: got 2 fields, {WANTED}"),
         ({"train": "\n \n" + TRAIN + "\na b c\n"}, f"train.txt:6: got 1 field, {WANTED}"),
+        ({"train": "a,r,b\n"}, f"train.txt:1: got 1 field, {WANTED}"),
+        ({"train": "a;r;b\n"}, f"train.txt:1: got 1 field, {WANTED}"),
+        ({"train": TRAIN + "x" * 10_000_000 + "\n"}, f"train.txt:3: got 1 field, {WANTED}"),
+        ({"train": b"\x7fELF\x02\x01\x01" + bytes(9)}, "train.txt:1: got a NUL byte, wanted text"),
+        ({"train": b"\x89PNG\r\n\x1a\n"}, "train.txt:1: got byte 0x89, wanted UTF-8 text"),
+        ({"train": TRAIN.encode("utf-16")}, "train.txt:1: got a NUL byte, wanted text"),
         ({"valid": "a\tr\tb\textra\n"}, f"valid.txt:1: got 4 fields, {WANTED}"),
+        (
+            {"test": f"a\t{'r' * 1_000_000}\tb\n"},
+            f"test.txt:1: relation '{'r' * 60}...' has no training triple",
+        ),
         ({"train": "a\tr\nb\tc\ts\td\n"}, f"train.txt:1: got 2 fields, {WANTED}"),
         ({"test": "a\t\tb\n"}, f"test.txt:1: got an empty relation, {WANTED}"),
         ({"test": "\n\t\t\n"}, f"test.txt:2: got an empty head, {WANTED}"),
@@ -175,6 +204,23 @@ def test_mistakes_are_named_with_file_and_line(
     tmp_path: Path, changed: dict[str, str | bytes | None], expected: str
 ) -> None:
     assert message(write(tmp_path / "set", **changed)).endswith(expected)
+
+
+def test_a_folder_where_a_file_belongs(tmp_path: Path) -> None:
+    (write(tmp_path, train=None) / "train.txt").mkdir()
+    assert message(tmp_path) == "train.txt: got a folder, wanted a file"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Injected: the tests may run as root, whom no permission stops."""
+
+    def refuse(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number), str(path))
+
+    write(tmp_path)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    assert message(tmp_path) == f"train.txt: cannot be read ({os.strerror(number)})"
 
 
 def test_two_files_for_a_split(tmp_path: Path) -> None:

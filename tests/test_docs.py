@@ -8,6 +8,7 @@ import importlib
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +24,7 @@ from lightcake_fast.data.public import PUBLIC_DATASETS
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ["--epochs", "1", "--dim", "8", "--backend", "reference", "--quiet"]  # the last of two values counts
-NOT_HERE = (*PUBLIC_DATASETS, "my/folder")
+NOT_HERE = (*PUBLIC_DATASETS, "my/folder", "results.json")
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -77,11 +78,15 @@ def run_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
             run_command(words, target, capsys)
         case ["make", target]:
             assert re.search(f"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-        case ["bash", script]:
-            assert (ROOT / script).is_file()
+        case ["bash" | "pytest", path, *_]:
+            assert (ROOT / path).exists()
         case ["pip", "install", *_, what]:
             extras = metadata.metadata("lightcake_fast").get_all("Provides-Extra") or []
             assert set(re.findall(r"\w+", what)) <= set(extras)
+        case ["pytest", "bench/", *flags]:
+            # the quickest of the suite stands for all of it
+            command = [sys.executable, "-m", "pytest", str(ROOT / "bench"), "-k", "test_plan and 300", *flags]
+            subprocess.run(command, check=True, capture_output=True)
         case ["printf", *_]:
             subprocess.run(["bash", "-c", line], check=True)
         case ["python3", "-m", "venv", _] | ["source", ".venv/bin/activate"] | []:

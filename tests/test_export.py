@@ -1,6 +1,8 @@
 """The export command: what it writes is read back without the package, and scores as the model does."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +70,27 @@ def test_nothing_is_overwritten(
     assert target.read_text() == "precious"
 
 
+@pytest.mark.parametrize(
+    ("name", "writer"), [("out.safetensors", "safetensors.torch.save_file"), ("out", "numpy.save")]
+)
+def test_a_full_disk_leaves_nothing(
+    run: Path,
+    tmp_path: Path,
+    name: str,
+    writer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, full)
+    assert cli.run(export.main, [str(run), "--to", str(tmp_path / name)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_a_place_or_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(export.main, [str(run)]) == 2
     assert cli.run(export.main, [str(tmp_path), "--to", str(tmp_path / "out")]) == 2
@@ -75,3 +98,19 @@ def test_without_a_place_or_a_run(run: Path, tmp_path: Path, capsys: pytest.Capt
     assert "--to" in missing
     assert "holds no run" in no_run
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_a_disk_that_fills_leaves_nothing(
+    run: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)  # the last act of writing the file
+    monkeypatch.setattr(Path, "write_text", full)  # after the arrays of the folder
+    assert cli.run(export.main, [str(run), "--to", str(tmp_path / name)]) == 1
+    printed = capsys.readouterr().err
+    assert "No space left on device" in printed
+    assert printed.count("\n") == 1
+    assert not list(tmp_path.iterdir())

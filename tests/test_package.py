@@ -54,6 +54,7 @@ UPWARD = {("lightcake_fast.models.lightcake", "lightcake_fast.inference.trained"
 # The `plots` extra, imported by what draws.
 OPTIONAL = {
     "lightcake_fast.inference.figure": {"matplotlib"},
+    "lightcake_fast.report.figures": {"matplotlib"},
     "lightcake_fast.reproduce.tables": {"matplotlib"},
 }
 

@@ -2,11 +2,13 @@
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from lightcake_fast import TrainedModel, cli, predict
 from lightcake_fast.inference import figure
@@ -132,6 +134,18 @@ def test_many_pairs(
         assert [c["relation"] for c in line["relations"]] == [c.relation for c in prediction.relations]
 
 
+def test_the_bar_on_a_terminal_leaves_stdout_to_the_answers(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(predict, "Console", partial(Console, force_terminal=True))
+    file = tmp_path / "pairs.tsv"
+    file.write_text("\t".join(PAIR), encoding="utf-8")
+    assert cli.run(predict.main, [run, "--pairs", str(file), "--top", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert [row[:2] for row in rows_of(out)] == [["head", "tail"], list(PAIR)]
+    assert "pairs" in err
+
+
 def test_pairs_from_stdin(
     run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,7 +194,7 @@ def test_an_unknown_name_in_a_file_is_told_with_its_line(
         ([*ONE, "--figure", "x.gif"], "figure: got 'x.gif', wanted a name that ends in .png, .svg, .pdf"),
         ([*ONE, "--figure", "no/such/x.png"], "figure: wanted an existing folder, got no/such"),
         ([*ONE, "--top", "0"], "top: got 0, wanted at least 1"),
-        (["--pairs", "no such file"], "No such file or directory: 'no such file'"),
+        (["--pairs", "no such file"], "no such file: No such file or directory"),
     ],
 )
 def test_arguments_that_do_not_fit(

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,10 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "run.json"
 
 
-def test_the_report_of_a_fixed_file(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: the `plots` extra")
+def test_the_report_of_a_fixed_file(
+    file: Path, capsys: pytest.CaptureFixture[str], peer: Callable[[str], Any]
+) -> None:
+    peer("matplotlib")
     main([str(file)])
     folder = file.parent / "run-report"
     assert (folder / "report.md").read_text(encoding="utf-8") == REPORT
@@ -137,14 +140,14 @@ def test_the_report_of_a_fixed_file(file: Path, capsys: pytest.CaptureFixture[st
         assert len(content) > 10_000
 
 
-def test_the_folder_may_be_chosen(file: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: the `plots` extra")
+def test_the_folder_may_be_chosen(file: Path, tmp_path: Path, peer: Callable[[str], Any]) -> None:
+    peer("matplotlib")
     main([str(file), "--out", str(tmp_path / "deep" / "here")])
     assert (tmp_path / "deep" / "here" / "report.md").read_text(encoding="utf-8") == REPORT
 
 
-def test_what_is_not_measured_is_not_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs matplotlib: the `plots` extra")
+def test_what_is_not_measured_is_not_drawn(tmp_path: Path, peer: Callable[[str], Any]) -> None:
+    peer("matplotlib")
     measurements = [Measurement.from_entry(one) for one in results()["benchmarks"][-2:]]
     assert figures.draw_figures(measurements, tmp_path) == []
     assert list(tmp_path.iterdir()) == []
@@ -235,7 +238,7 @@ def test_the_suite_writes_what_the_report_reads(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "bench/", "--benchmark-only", "-q", "-p", "no:cacheprovider"]
     command += [
         "-k",
-        "(test_layer and 300 and (gather or eager or FastRGCNConv) and forward) or plan-family:300",
+        "(test_layer and 300 and (gather or eager or FastRGCNConv) and forward) or (test_plan and 300)",
     ]
     root = Path(__file__).resolve().parent.parent
     done = subprocess.run(
@@ -247,6 +250,7 @@ def test_the_suite_writes_what_the_report_reads(tmp_path: Path) -> None:
     assert {(m.kind, m.mode, m.model) for m in measurements if m.device == "cpu"} >= {
         ("layer", "forward", "gather"),
         ("layer", "forward", "lightcake eager"),
+        ("loading", "plan", ""),
     }
     fast = NotRun("layer", "PyG FastRGCNConv", "family:300", "cpu", left_out[0].reason)
     assert fast in left_out

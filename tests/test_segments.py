@@ -1,5 +1,6 @@
 """The general segment op on every back end: against the float64 reference, PyG, and itself."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -194,8 +195,8 @@ def test_autocast_keeps_float32() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_softmax_and_scatter_of_pyg(backend: str) -> None:
-    utils: Any = pytest.importorskip("torch_geometric.utils", reason="needs torch_geometric")
+def test_equals_softmax_and_scatter_of_pyg(backend: str, peer: Callable[[str], Any]) -> None:
+    utils = peer("torch_geometric.utils")
     scores, values, segments, _ = example(64, torch.float32, DEVICES[backend])
     actual = results(scores, values, segments, None, backend)
     random = torch.Generator().manual_seed(1)

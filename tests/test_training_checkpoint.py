@@ -1,3 +1,5 @@
+import dataclasses
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -13,7 +15,7 @@ from lightcake_fast.files import replace_text
 from lightcake_fast.training import checkpoint
 from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
 from lightcake_fast.training.presets import resolve
-from lightcake_fast.training.run_folder import RunFolder
+from lightcake_fast.training.run_folder import Position, RunFolder
 from tests.comparison import assert_bitwise_equal
 
 FINGERPRINT = "a" * 64
@@ -83,6 +85,31 @@ def test_any_damage_to_the_header_is_an_input_error(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(damaged)
         with pytest.raises(InputError):
             load(tmp_path / "x")
+
+
+@pytest.mark.parametrize("length", [0, 1, 2**20 + 1, 2**40, 2**64 - 1])
+def test_a_header_of_an_impossible_length_is_not_read(
+    tmp_path: Path, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path / "x")
+    with (tmp_path / "x").open("rb+") as file:
+        file.write(length.to_bytes(8, "little"))
+        file.truncate(2**41)  # all holes: as large as the header claims, and takes no room
+    monkeypatch.setattr("safetensors.safe_open", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(InputError, match=f"got a header of {length} bytes in a file of "):
+        load(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "null", "[]", "{}", '{"format": 1}', "[" * 100_000, '{"format": 1, "fingerprint": 5, "config": 7}'],
+)
+def test_notes_that_are_made_up(tmp_path: Path, text: str) -> None:
+    """With the right checksum, which anyone can compute."""
+    header = {checkpoint.NOTES: f"{checkpoint._checksum(text, TENSORS)} {text}"}
+    save_file(TENSORS, tmp_path / "x", metadata=header)
+    with pytest.raises(InputError, match=r"not a checkpoint of lightcake_fast|not JSON"):
+        load(tmp_path / "x")
 
 
 def test_another_programs_file(tmp_path: Path) -> None:
@@ -190,8 +217,19 @@ def test_folders_that_hold_no_run(tmp_path: Path, text: str | None, message: str
         RunFolder.open(tmp_path)
 
 
+FIRST, SECOND = ({"epoch": epoch, "valid": {"all": {"mrr": 0.5}}} for epoch in (1, 2))
+
+
 @pytest.mark.parametrize(
-    "lines", ["", '{"epoch": 1}\n', '{"epoch": 2}\n{"epoch": 1}\n', '{"epoch": 1}\n{"ep']
+    "lines",
+    [
+        "",
+        f"{json.dumps(FIRST)}\n",
+        f"{json.dumps(SECOND)}\n{json.dumps(FIRST)}\n",
+        f'{json.dumps(FIRST)}\n{{"ep',
+        f'{json.dumps(FIRST)}\n{{"epoch": 2}}\n',
+        f'{json.dumps(FIRST)}\n{{"epoch": 2, "valid": 3}}\n',
+    ],
 )
 def test_damaged_metrics(tmp_path: Path, lines: str) -> None:
     run = RunFolder.create(resolve({"out": str(tmp_path / "run")}), "x")
@@ -202,6 +240,17 @@ def test_damaged_metrics(tmp_path: Path, lines: str) -> None:
 
 def test_metrics_beyond_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     run = RunFolder.create(resolve({"out": str(tmp_path / "run")}), "x")
-    run.write_metrics([{"epoch": 1}, {"epoch": 2}])
-    assert run.read_metrics(1) == [{"epoch": 1}]
-    assert (run.path / "metrics.jsonl").read_text() == '{"epoch": 1}\n'
+    run.write_metrics([FIRST, SECOND])
+    assert run.read_metrics(1) == [FIRST]
+    assert (run.path / "metrics.jsonl").read_text() == f"{json.dumps(FIRST)}\n"
+
+
+@pytest.mark.parametrize(
+    "change", [{"step": -5}, {"epoch": "2"}, {"epoch": True}, {"best_mrr": -2.0}, {"loss_sum": 1}, {"x": 1}]
+)
+def test_a_position_that_cannot_be(tmp_path: Path, change: dict[str, Any]) -> None:
+    run = RunFolder.create(resolve({"out": str(tmp_path / "run")}), "x")
+    notes = {"position": dataclasses.asdict(Position()) | change}
+    save_checkpoint(run.path / "last.safetensors", {}, config=run.config, fingerprint="f", notes=notes)
+    with pytest.raises(InputError, match="does not say where the run stands"):
+        run.load_last("f")

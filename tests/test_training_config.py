@@ -171,6 +171,9 @@ def test_the_command_of_the_moment_is_not_saved() -> None:
     ("change", "message"),
     [
         (lambda text: text[:-10], "not JSON: "),
+        (lambda text: "[" * 100_000, "not JSON: "),
+        (lambda text: "null", "got a JSON NoneType, wanted an object"),
+        (lambda text: text.replace('"seed"', '"out": "/elsewhere", "seed"'), "unknown fields: out"),
         (lambda text: "[1]", "got a JSON list, wanted an object"),
         (lambda text: text.replace('"dim"', '"width"'), "unknown fields: width"),
         (lambda text: json.dumps({"dim": 3}), "missing fields: backend, "),

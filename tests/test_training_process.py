@@ -123,7 +123,7 @@ def test_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     flags = ["--dataset", "mine", "--backend", "reference", "--epochs", "1", "--quiet", "--layers", "0"]
     train.main(flags)
     (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith("mine-distmult-")
+    assert folder.name.startswith("mine-lightcake-distmult-")
     assert (folder / "relations.tsv").read_text() == "0\tis (x)\n1\tis (y)\n"
     assert (folder / "entities.tsv").read_text() == "0\ta\n1\tb\n"
     monkeypatch.chdir("/")

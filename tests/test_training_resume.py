@@ -1,6 +1,8 @@
 """Runs stopped and killed at chosen points in this process: they must end as if nothing had happened."""
 
+import dataclasses
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from lightcake_fast import train
+from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 from lightcake_fast.metrics import evaluate_relations
 from lightcake_fast.training import loop
+from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.step import TrainingStep
 from tests.training_runs import assert_equal_runs, metrics, resume, run, tensors
 
@@ -298,6 +303,56 @@ def test_damaged_files_are_refused(tmp_path: Path, file: str) -> None:
     path = tmp_path / "run" / file
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(InputError, match=str(path)):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("model.entities"), "it lacks model.entities"),
+        (lambda state: state.pop("adam.relations.exp_avg"), "it lacks adam.relations.exp_avg"),
+        (lambda state: state.pop("generator"), "it lacks generator"),
+        (lambda state: state.update(extra=torch.zeros(1)), "it has extra"),
+        (lambda state: state.update({"adam.entities.max": torch.zeros(1)}), "it has adam.entities.max"),
+        (
+            lambda state: state.update({"model.entities": torch.zeros(2, 6)}),
+            r"is torch.float32 \(2, 6\), wanted",
+        ),
+        (
+            lambda state: state.update({"model.relations": state["model.relations"].half()}),
+            "model.relations is torch.float16 .* wanted torch.float32",
+        ),
+        (lambda state: state.update(generator=torch.zeros(3).byte()), "random state is none"),
+    ],
+)
+def test_a_checkpoint_with_other_tensors(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    with at_step(2, send(signal.SIGINT)), pytest.raises(SystemExit):
+        run(tmp_path / "run", *EPOCHS)
+    folder, fingerprint = RunFolder.open(tmp_path / "run"), load_dataset("family:60").fingerprint
+    saved = folder.load_last(fingerprint)
+    assert saved is not None
+    state, position, notes = saved
+    change(state)
+    folder.save_last(state, position, fingerprint, device=notes["device"])
+    with pytest.raises(InputError, match=message) as caught:
+        resume(tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("weights", [{}, {"entities": torch.zeros(2, 6)}])
+def test_best_weights_of_another_model(unbroken: Path, tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    folder, fingerprint = RunFolder.open(tmp_path / "run"), load_dataset("family:60").fingerprint
+    saved = folder.load_last(fingerprint)
+    assert saved is not None
+    # as after an epoch that was no better: the file is taken as it is
+    position = dataclasses.replace(saved[1], best_epoch=saved[1].epoch - 1)
+    folder.save_last(saved[0], position, fingerprint, device="cpu")
+    folder.save_best(weights, position, fingerprint)
+    with pytest.raises(InputError, match="the checkpoint does not fit the model: it lacks "):
         resume(tmp_path / "run")
 
 

@@ -1,6 +1,6 @@
 """The neighbourhood that a prediction rests on, as a picture."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from lightcake_fast.inference.answers import Context, ContextTriple, Explanation
 SUFFIXES = (".png", ".svg", ".pdf")
 FOR, AGAINST, PREDICTED, INK = "#2166ac", "#d6604d", "#1b7837", "#333333"
 MIN_WIDTH, MAX_WIDTH = 0.8, 6.0  # points, for weights of 0 and 1
-MAX_NAME = 30
+MAX_NAME = 26
 
 Point = tuple[float, float]
 
@@ -49,7 +49,7 @@ def draw(explanation: Explanation, path: Path) -> None:
     near = [context for context in explanation.contexts if context.of != "relation"]
     pairs = [t for context in explanation.contexts if context.of == "relation" for t in context.triples]
     rows = max([len(context.triples) for context in near], default=0)
-    heights = [max(3.4, 0.62 * rows), 0.45 + 0.32 * len(pairs)]
+    heights = [max(3.4, 0.68 * rows), 0.45 + 0.32 * len(pairs)]
     figure = Figure(figsize=(12, sum(heights) + 0.9), layout="constrained")
     figure.suptitle(
         f"{explanation.head} — {explanation.relation} → {explanation.tail}   "
@@ -72,21 +72,10 @@ def draw(explanation: Explanation, path: Path) -> None:
 
 def _draw_neighbours(axes: Any, explanation: Explanation, near: Sequence[Context]) -> None:
     axes.set_ylim(-1.25, 1.25)
-    ends = {explanation.head: (-1.35, 0.0), explanation.tail: (1.35, 0.0)}
+    ends = {explanation.head: (-1.1, 0.0), explanation.tail: (1.1, 0.0)}
     places = {**_neighbour_places(near, ends), **ends}
-    drawn: dict[tuple[str, str], dict[str, ContextTriple]] = {}
-    for context in near:
-        for triple in context.triples:
-            line = drawn.setdefault((triple.head, triple.tail), {})
-            # a triple of both contexts counts with the larger weight
-            if triple.relation not in line or triple.weights[-1] > line[triple.relation].weights[-1]:
-                line[triple.relation] = triple
-    for (head, tail), line in drawn.items():
-        if head != tail:
-            between = head in ends and tail in ends
-            near_end = 0.2 if (tail, head) in drawn and head in ends else 0.4
-            place = 0.5 if between else (1 - near_end if tail in ends else near_end)
-            _draw_line(axes, list(line.values()), places[head], places[tail], place, aside=between)
+    for (start, stop), triples in _lines(near, ends).items():
+        _draw_line(axes, triples, start, stop, places, aside=stop in ends)
     if len(ends) == 2:
         _arrow(axes, *ends.values(), color=PREDICTED, width=2.0, style="--")
         label = {"ha": "center", "va": "bottom", "color": PREDICTED, "size": 10, "weight": "bold"}
@@ -134,19 +123,49 @@ def _spread(count: int, *, middle: bool) -> Iterator[float]:
             yield 1.0 - 2.0 * n / (count - 1) if count > 1 else 0.0
 
 
+def _lines(
+    near: Sequence[Context], ends: Container[str]
+) -> dict[tuple[str, str], dict[tuple[str, str, str], ContextTriple]]:
+    """The triples that share a line: those of an end and its neighbour, whatever their direction.
+
+    Between head and tail each direction has a line of its own. A triple of both contexts counts with the
+    larger weight.
+    """
+    lines: dict[tuple[str, str], dict[tuple[str, str, str], ContextTriple]] = {}
+    for context in near:
+        for triple in context.triples:
+            head, tail = triple.head, triple.tail
+            if head == tail:
+                continue
+            line = lines.setdefault((head, tail) if head in ends else (tail, head), {})
+            key = head, triple.relation, tail
+            if key not in line or triple.weights[-1] > line[key].weights[-1]:
+                line[key] = triple
+    return lines
+
+
 def _draw_line(
-    axes: Any, triples: Sequence[ContextTriple], start: Point, stop: Point, place: float, *, aside: bool
+    axes: Any,
+    triples: Mapping[tuple[str, str, str], ContextTriple],
+    start: str,
+    stop: str,
+    places: Mapping[str, Point],
+    *,
+    aside: bool,
 ) -> None:
-    """All triples of a head and a tail; `aside` of the prediction's line; names at `place` in (0, 1)."""
-    widest = max(triples, key=lambda triple: triple.weights[-1])
-    color = _color(widest)
-    _arrow(axes, start, stop, color=color, width=_width(widest), bend=0.25 if aside else 0.0)
-    x, y = (a + (b - a) * place for a, b in zip(start, stop, strict=True))
+    """Draw a line of `_lines`, bent `aside` from that of the prediction where it joins the same two."""
+    widest = max(triples.values(), key=lambda triple: triple.weights[-1])
+    heads = {head for head, _, _ in triples}
+    arrow = ("<|" if stop in heads else "") + "-" + ("|>" if start in heads else "")
+    bend = 0.25 if aside else 0.0
+    a, b = places[start], places[stop]
+    _arrow(axes, a, b, color=_color(widest), width=_width(widest), arrow=arrow, bend=bend)
+    x, y = (p + (q - p) * (0.5 if aside else 0.6) for p, q in zip(a, b, strict=True))
     if aside:
-        y = -0.3 if start < stop else 0.3
-    label = "\n".join(f"{_short(triple.relation)}  {triple.weights[-1]:.2f}" for triple in triples)
-    look = {"ha": "center", "va": "center", "size": 8, "color": color, "zorder": 4, "bbox": _paper()}
-    axes.text(x, y, label, **look)
+        y = -0.3 if a < b else 0.3
+    label = "\n".join(f"{_short(t.relation)}  {t.weights[-1]:.2f}" for t in triples.values())
+    look = {"ha": "center", "va": "center", "size": 8, "color": _color(widest), "zorder": 4}
+    axes.text(x, y, label, bbox=_paper(), **look)
 
 
 def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple]) -> None:
@@ -164,10 +183,18 @@ def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple]) -> Non
 
 
 def _arrow(
-    axes: Any, start: Point, stop: Point, *, color: str, width: float, style: str = "-", bend: float = 0.0
+    axes: Any,
+    start: Point,
+    stop: Point,
+    *,
+    color: str,
+    width: float,
+    arrow: str = "-|>",
+    style: str = "-",
+    bend: float = 0.0,
 ) -> None:
     shape = {
-        "arrowstyle": "-|>",
+        "arrowstyle": arrow,
         "color": color,
         "linewidth": width,
         "linestyle": style,

@@ -93,7 +93,7 @@ class TrainedModel:
                 if name in weights and weights[name].dtype != weight.dtype:
                     raise InputError(f"{name} is {weights[name].dtype}, wanted {weight.dtype}")
             model.load_state_dict(weights, assign=True)
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError) as error:  # a size beyond 64 bits is a TypeError
             raise InputError(f"{folder.path}: the weights do not fit the model: {error}") from error
         return cls(config, graph, model.to(place))
 

@@ -1,6 +1,5 @@
 """`python -m lightcake_fast.report RESULTS.json`: a benchmark run as Markdown with figures."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,27 +10,31 @@ from lightcake_fast.report.measurements import Measurement, NotRun, read_results
 from lightcake_fast.report.tables import as_markdown, tables
 
 REPORT = "report.md"
-EPILOG = """\
-example:
-  pytest bench/ --benchmark-only --benchmark-json results.json
-  python -m lightcake_fast.report results.json
+EXAMPLES = """\
+examples, after pytest bench/ --benchmark-only --benchmark-json results.json:
+  python -m lightcake_fast.report results.json                results-report/report.md with figures
+  python -m lightcake_fast.report results.json --out report   another folder
 """
 
 
-def main(argv: Sequence[str]) -> None:
-    """Write the report beside the results.
-
-    Raises:
-        InputError: The results are missing, damaged or of something else, or matplotlib is not installed.
-    """
-    parser = ArgumentParser("python -m lightcake_fast.report", "Turn a benchmark run into a report.")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EPILOG
+def make_parser() -> ArgumentParser:
+    """The command's flags."""
+    description = "Turn a benchmark run into Markdown with figures."
+    parser = ArgumentParser("python -m lightcake_fast.report", description, EXAMPLES)
     parser.add_argument("results", metavar="RESULTS.json", type=Path, help="what --benchmark-json wrote")
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help="folder of the report (default: RESULTS-report, beside it)"
     )
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    """Write the report.
+
+    Raises:
+        InputError: The results are missing, damaged or of something else, or matplotlib is not installed.
+    """
+    options = make_parser().parse_args(argv)
     measurements, left_out = read_results(options.results)
     folder: Path = options.out or options.results.with_name(f"{options.results.stem}-report")
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from lightcake_fast import __version__, cli
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import replace_text
 from lightcake_fast.reproduce.experiments import QUICK, QUICK_DATASETS, Experiment, configuration, experiments
 from lightcake_fast.reproduce.paper import DATASETS
 from lightcake_fast.reproduce.runs import folder_of, run
 from lightcake_fast.reproduce.tables import Table, draw
 from lightcake_fast.reproduce.targets import BUILDERS, Finished, table_1
-from lightcake_fast.training.checkpoint import replace_text
 from lightcake_fast.training.config import PRESETS, add_flags
 from lightcake_fast.training.interrupt import Interrupt
 

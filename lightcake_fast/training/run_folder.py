@@ -49,6 +49,9 @@ class Position:
         best_mrr: Best validation MRR so far; below every MRR before the first.
         best_epoch: The epoch that reached it.
         total_seconds: Time since the run began, validation included, pauses not.
+
+    Raises:
+        ValueError: A value has the wrong type or is negative.
     """
 
     epoch: int = 0
@@ -58,6 +61,12 @@ class Position:
     best_mrr: float = -1.0
     best_epoch: int = 0
     total_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in dataclasses.asdict(self).items():
+            kind, least = (int, 0) if name in ("epoch", "step", "best_epoch") else (float, -1.0)
+            if type(value) is not kind or value < least:
+                raise ValueError(f"{name}: got {value!r}")
 
     def finished(self, config: TrainingConfig) -> bool:
         """Whether all epochs are done, or patience is at its end."""
@@ -162,7 +171,9 @@ class RunFolder:
         try:
             lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
             records = [parse_json(line) for line in lines[:epochs]]
-            complete = [record["epoch"] for record in records] == list(range(1, epochs + 1))
+            complete = [record["epoch"] for record in records] == list(range(1, epochs + 1)) and all(
+                "all" in record["valid"] for record in records
+            )
         except (ValueError, TypeError, KeyError):
             complete = False
         if not complete:
@@ -193,7 +204,7 @@ class RunFolder:
         tensors, notes = load_checkpoint(self.path / LAST, config=self.config, fingerprint=fingerprint)
         try:
             return tensors, Position(**notes["position"]), notes
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{self.path / LAST}: damaged: it does not say where the run stands") from error
 
     def save_best(self, weights: Mapping[str, Tensor], position: Position, fingerprint: str) -> None:
