@@ -1,63 +1,36 @@
-"""Time one context layer, forward and backward, on the CPU: the Numba passes against plain PyTorch.
+"""Time one context layer, forward and backward, on the CPU: the Numba passes beside their peers.
 
 Run from the repository root on otherwise idle cores:
 
     python -m bench.cpu_layer ddb14 wn18rr
     python -m bench.cpu_layer ddb14 --width 64 --peer ../shared/prototypes/cpu_relation_first.py
 
-Results are compared before anything is timed; the two take turns and the best round of each counts. With
---keep-memory the process is set up as one that trains: freed memory is kept, which helps both.
-A peer is a script that prints "ms total X" for the data sets it is given, as the design's prototype does.
+Peers are plain PyTorch and, where it is installed, PyTorch Geometric's RGCNConv. Results are compared before
+anything is timed; all take turns and the best round of each counts. With --keep-memory the process is set up
+as one that trains: freed memory is kept, which helps all. A script as --peer prints "ms total X" for its
+data set, as the design's prototype does.
 """
 
 import argparse
-import ctypes
+import importlib.util
 import os
-import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from lightcake_fast.data import load_dataset
-from lightcake_fast.graph import ContextGraph
-from lightcake_fast.ops import context_layer
+from bench.layers import BUILDERS, largest_difference, layer_input
+from lightcake_fast.efficiency import peak_in_child
 from lightcake_fast.training.runtime import prepare_process
 
-TOLERANCE = 2e-4  # largest difference of a gradient, over the largest entry
-
-
-def layer_inputs(dataset: str, width: int) -> tuple[ContextGraph, list[Tensor], list[Tensor]]:
-    """A data set's training graph, random embeddings that ask for gradients, and gradients to send back."""
-    data = load_dataset(dataset)
-    graph = ContextGraph.from_triples(data.train, data.num_entities, data.num_relations)
-    generator = torch.Generator().manual_seed(0)
-    shapes = (data.num_entities, width), (2 * data.num_relations, width)
-    inputs = [(torch.randn(s, generator=generator) * 0.2).requires_grad_() for s in shapes]
-    return graph, inputs, [torch.randn(s, generator=generator) for s in shapes]
-
-
-def step(
-    graph: ContextGraph, inputs: list[Tensor], gradients: list[Tensor], score: str, backend: str
-) -> Callable[[], list[Tensor]]:
-    """Forward and backward of one layer: returns the new rows and the gradients of the old."""
-
-    def run() -> list[Tensor]:
-        rows = context_layer(inputs[0], inputs[1], graph, score=score, backend=backend)
-        return [*(r.detach() for r in rows), *torch.autograd.grad(rows, inputs, gradients)]
-
-    return run
-
-
-def largest_difference(actual: list[Tensor], expected: list[Tensor]) -> float:
-    """Over the four results, the largest difference relative to the largest entry."""
-    return max(float((a - e).abs().max() / e.abs().max()) for a, e in zip(actual, expected, strict=True))
+TOLERANCE = 2e-4  # largest difference of a result, over the largest entry
+FUSED, EAGER, PYG = "lightcake", "lightcake eager", "PyG RGCNConv"
+COLUMNS = ("data set", "score", "difference", "numba ms", "eager ms", "ratio", "PyG ms", "ratio", "peer ms")
+MEMORY_COLUMNS = ("extra B/triple", "of eager's")
 
 
 def milliseconds(run: Callable[[], object]) -> float:
@@ -67,17 +40,30 @@ def milliseconds(run: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def extra_bytes(dataset: str, width: int, score: str) -> float:
-    """Peak memory of one forward and backward beyond inputs, outputs and gradients, in a fresh process."""
-    code = (
-        "from bench import cpu_layer as b\n"
-        f"b.step(*b.layer_inputs('family', {width}), {score!r}, 'numba')()\n"  # compiles
-        f"run = b.step(*b.layer_inputs({dataset!r}, {width}), {score!r}, 'numba')\n"
-        "b.reset_peak(); before = b.peak(); out = run()\n"
-        "print(b.peak() - before - sum(t.nbytes for t in out))"
+def row(dataset: str, width: int, score: str, rounds: int) -> tuple[list[str], list[str]]:
+    """Cells of the times, and of the peak memory beyond inputs, outputs and gradients in fresh processes."""
+    given = layer_input(dataset, width, score)
+    steps = {name: BUILDERS[name](given).both for name in (FUSED, EAGER)}
+    if importlib.util.find_spec("torch_geometric") is not None:
+        steps[PYG] = BUILDERS[PYG](given).both
+    difference = largest_difference(steps[FUSED](), steps[EAGER]())
+    if not difference < TOLERANCE:
+        raise SystemExit(f"{dataset} {score}: results differ by {difference:.1e}, not timed")
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(milliseconds(step))
+    best = {name: min(rounds_of) for name, rounds_of in times.items()}
+    ours = best[FUSED]
+    cells = [dataset, score, f"{difference:.0e}", f"{ours:.1f}"]
+    for name in (EAGER, PYG):
+        cells += [f"{best[name]:.0f}", f"{best[name] / ours:.1f}"] if name in best else ["", ""]
+    peak, eager = (
+        peak_in_child("bench.layers:layer_run", name, dataset, width, score) for name in (FUSED, EAGER)
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(out.stdout)
+    if peak is None or not eager:
+        return cells, ["", ""]
+    return cells, [f"{peak / given.context_triples:.0f}", f"{peak / eager:.3f}"]
 
 
 def peer_milliseconds(script: str | None, dataset: str, keep_memory: bool) -> float | None:
@@ -99,18 +85,6 @@ def peer_milliseconds(script: str | None, dataset: str, keep_memory: bool) -> fl
     return float(out.stdout.split("ms total ")[1].split()[0])
 
 
-def reset_peak() -> None:
-    """Make the process's peak memory its present memory, without what was freed before (Linux, glibc)."""
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak() -> int:
-    """Peak memory of the process in bytes."""
-    status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) * 1024  # type: ignore[union-attr]
-
-
 def main() -> None:
     """Compare, time and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -128,37 +102,14 @@ def main() -> None:
         title=f"one layer, forward + backward, d = {arguments.width}, {torch.get_num_threads()} threads"
         + ", freed memory kept" * arguments.keep_memory
     )
-    for column in (
-        "data set",
-        "score",
-        "difference",
-        "numba ms",
-        "reference ms",
-        "ratio",
-        "peer ms",
-        "extra B/triple",
-    ):
+    for column in (*COLUMNS, *MEMORY_COLUMNS):
         table.add_column(column, justify="right")
     for dataset in arguments.datasets:
-        graph, inputs, gradients = layer_inputs(dataset, arguments.width)
         for score in arguments.scores:
-            fused = step(graph, inputs, gradients, score, "numba")
-            eager = step(graph, inputs, gradients, score, "reference")
-            difference = largest_difference(fused(), eager())
-            if not difference < TOLERANCE:
-                raise SystemExit(f"{dataset} {score}: results differ by {difference:.1e}, not timed")
-            times = [(milliseconds(fused), milliseconds(eager)) for _ in range(arguments.rounds)]
-            ours, theirs = (min(column) for column in zip(*times, strict=True))
-            peer = (
-                peer_milliseconds(arguments.peer, dataset, arguments.keep_memory)
-                if score == "distmult"
-                else None
-            )
-            extra = extra_bytes(dataset, arguments.width, score) / (2 * graph.num_triples)
-            table.add_row(
-                dataset, score, f"{difference:.0e}", f"{ours:.1f}", f"{theirs:.0f}", f"{theirs / ours:.1f}",
-                f"{peer:.1f}" if peer else "", f"{extra:.0f}",
-            )  # fmt: skip
+            times, memory = row(dataset, arguments.width, score, arguments.rounds)
+            script = arguments.peer if score == "distmult" else None
+            peer = peer_milliseconds(script, dataset, arguments.keep_memory)
+            table.add_row(*times, f"{peer:.1f}" if peer else "", *memory)
     Console().print(table)
 
 

@@ -29,6 +29,7 @@ class LayerInput:
         relations: (2R, d), likewise.
         entity_gradient: (N, d), to send back.
         relation_gradient: (2R, d), likewise.
+        score: LightCAKE's score function.
     """
 
     graph: ContextGraph
@@ -36,6 +37,7 @@ class LayerInput:
     relations: Tensor
     entity_gradient: Tensor
     relation_gradient: Tensor
+    score: str = "distmult"
 
     @property
     def context_triples(self) -> int:
@@ -48,14 +50,14 @@ class LayerInput:
         return self.entities.shape[1] * self.entities.element_size()
 
     @classmethod
-    def random(cls, graph: ContextGraph, dim: int, seed: int = 0) -> "LayerInput":
+    def random(cls, graph: ContextGraph, dim: int, score: str = "distmult") -> "LayerInput":
         """Normal rows on the graph's device; scores are of about one, whatever the width."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         scale = 0.7 / max(dim, 4) ** (1 / 6)
         sizes = (graph.num_entities, dim), (2 * graph.num_relations, dim)
         tables = [torch.randn(size, generator=generator) for _ in range(2) for size in sizes]
         x, y, g, q = (table.to(graph.device) for table in tables)
-        return cls(graph, (x * scale).requires_grad_(), (y * scale).requires_grad_(), g, q)
+        return cls(graph, (x * scale).requires_grad_(), (y * scale).requires_grad_(), g, q, score)
 
 
 class LayerStep:
@@ -93,10 +95,10 @@ class LayerStep:
 
 
 def context_step(given: LayerInput, backend: str, *, compiled: bool = False) -> LayerStep:
-    """This package's layer with DistMult; "reference" is plain PyTorch under autograd."""
+    """This package's layer; "reference" is plain PyTorch under autograd."""
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return context_layer(x, y, given.graph, backend=backend)
+        return context_layer(x, y, given.graph, score=given.score, backend=backend)
 
     if compiled:
         _ = given.graph.context_triples  # made now: its lock cannot be traced
@@ -233,15 +235,17 @@ def largest_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> 
     return max(float((a - e.view_as(a)).detach().abs().max() / e.detach().abs().max()) for a, e in pairs)
 
 
-def layer_run(dataset: str, dim: int, name: str) -> Computation:
+def layer_input(dataset: str, dim: int, score: str = "distmult") -> LayerInput:
+    """The training graph of a data set, on the CPU, with random rows."""
+    data = load_dataset(dataset)
+    graph = ContextGraph.from_triples(data.train, data.num_entities, data.num_relations)
+    return LayerInput.random(graph, dim, score)
+
+
+def layer_run(name: str, dataset: str, dim: int, score: str = "distmult") -> Computation:
     """Forward and backward of a layer on a data set on the CPU, for ``peak_in_child``."""
-
-    def step(name_of_data: str) -> LayerStep:
-        data = load_dataset(name_of_data)
-        graph = ContextGraph.from_triples(data.train, data.num_entities, data.num_relations)
-        return BUILDERS[name](LayerInput.random(graph, dim))
-
+    step = BUILDERS[name](layer_input(dataset, dim, score))
     # compilers and libraries take their memory before it counts; a compiled graph is one of its sizes
-    layer = step(dataset)
-    (layer if name == "lightcake compiled" else step("family:60")).both()
-    return layer.both
+    first = step if name == "lightcake compiled" else BUILDERS[name](layer_input("family:60", dim, score))
+    first.both()
+    return step.both

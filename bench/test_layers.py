@@ -98,7 +98,7 @@ def case(
     assert difference < TOLERANCE, f"{name} on {data.name} is off by {difference:.1e}: not timed"
     if device.type == "cuda":
         return Case(name, given, step, seconds, peak_of_call(step.both, device))
-    child = ("bench.layers:layer_run", data.name, DIM, name)
+    child = ("bench.layers:layer_run", name, data.name, DIM)
     return Case(name, given, step, seconds, peak_in_child(*child) if data.name in MEMORY_DATA else None)
 
 

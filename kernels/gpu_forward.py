@@ -28,6 +28,7 @@ from lightcake_fast.kernels.gpu_tiles import (
     add_scaled_row,
     fold_row,
     load_row,
+    log2_weight,
     row_pointers,
     scale_row,
     store_folded_row,
@@ -99,7 +100,7 @@ def relation_pass(
         if WITH_SUMS:
             s_a = tl.where(live, s_a, low)[:, None]
             s_b = tl.where(live, s_b, low)[:, None]
-            z_a, z_b = tl.fma(s_a, LOG2E, -top_a), tl.fma(s_b, LOG2E, -top_b)
+            z_a, z_b = log2_weight(s_a, top_a), log2_weight(s_b, top_b)
             if tl.max(tl.maximum(z_a, z_b)) > 16.0:
                 new_a, new_b = tl.maximum(top_a, s_a * LOG2E), tl.maximum(top_b, s_b * LOG2E)
                 factor_a, factor_b = tl.exp2(top_a - new_a), tl.exp2(top_b - new_b)
@@ -107,7 +108,7 @@ def relation_pass(
                 sum_a = scale_row(sum_a, factor_a, WIDTH, BLOCK_D)
                 sum_b = scale_row(sum_b, factor_b, WIDTH, BLOCK_D)
                 top_a, top_b = new_a, new_b
-                z_a, z_b = tl.fma(s_a, LOG2E, -top_a), tl.fma(s_b, LOG2E, -top_b)
+                z_a, z_b = log2_weight(s_a, top_a), log2_weight(s_b, top_b)
             w_a, w_b = tl.exp2(z_a), tl.exp2(z_b)
             total_a, total_b = total_a + w_a, total_b + w_b
             next_a, next_b = (), ()
@@ -169,7 +170,7 @@ def entity_pass(
     for _ in range(longest):
         r_ptr = row_pointers(y_ptr, relation, WIDTH, BLOCK_D)
         t_ptr = row_pointers(x_ptr, tail, WIDTH, BLOCK_D)
-        w = tl.exp2(tl.fma(tl.where(e < end, s, float("-inf"))[:, None], LOG2E, -top))
+        w = tl.exp2(log2_weight(tl.where(e < end, s, float("-inf"))[:, None], top))
         total += w
         # the next ids travel while these rows do; past the end the last triple is taken again, weightless
         e += 1

@@ -26,6 +26,15 @@ LOWEST = tl.constexpr(
 
 
 @triton.jit
+def log2_weight(s, top):
+    """Of scores before their row's total divides them: s in powers of two, less ``top``, which is in such.
+
+    The constant is given its type: Triton 3.5 and 3.6 would round it to float32 beside float64 scores.
+    """
+    return tl.fma(s, tl.full([], LOG2E, s.dtype), -top)
+
+
+@triton.jit
 def row_pointers(ptr, row, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
     """Pointers (BLOCK_E, BLOCK_D) to the first tile of these rows; the products are 64 bits wide."""
     return ptr + row.to(tl.int64)[:, None] * WIDTH + tl.arange(0, BLOCK_D)[None, :]

@@ -20,6 +20,7 @@ from lightcake_fast.kernels.gpu_tiles import (
     LOWEST,
     load_row,
     load_tile,
+    log2_weight,
     row_pointers,
     scale_row,
     store_row,
@@ -58,7 +59,7 @@ def softmax_pass(
     index, s = tl.load(index_ptr + start), tl.load(s_ptr + start)
     for k in range(longest):
         v_ptr = row_pointers(values_ptr, index, WIDTH, BLOCK_D)
-        w = tl.exp2(tl.fma(tl.where(k < length, s, float("-inf"))[:, None], LOG2E, -top))
+        w = tl.exp2(log2_weight(tl.where(k < length, s, float("-inf"))[:, None], top))
         total += w
         # the next index travels while this entry's row does
         place = start + tl.minimum(k + 1, last)

@@ -82,6 +82,7 @@ def _told(error: Exception) -> tuple[str | None, int]:
     if wanted is not None:
         return f"out of memory: {wanted}", 1
     if isinstance(error, OSError):
-        problem = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        problem = error.strerror or str(error)
+        problem = f"{error.filename}: {problem}" if error.filename else problem
         return problem, 1 if error.errno in _SHORTAGES else 2
     return (str(error), 2) if isinstance(error, InputError) else (None, 0)

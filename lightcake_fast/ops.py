@@ -11,12 +11,12 @@ from torch import Tensor
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.plan import GpuPlan, Plan
 from lightcake_fast.reference import layer as reference
-from lightcake_fast.reference.scores import SCORES
+from lightcake_fast.reference.scores import SCORES as SCORES
 
 if TYPE_CHECKING:
     from lightcake_fast.graph import ContextGraph
 
-SCORE_NAMES = tuple(SCORES)
+FUSED_SCORES = ("distmult", "transe")  # those of the fused back ends; the reference takes all of SCORES
 CONTEXTS = ("both", "entity", "relation")
 BACKENDS = ("auto", "triton", "numba", "reference")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -43,7 +43,8 @@ def context_layer(
         entities: shape (N, d); float32 or float64, or a 16-bit type, whose sums are float32.
         relations: shape (2R, d), same type; row r + R is the inverse of relation r.
         graph: the context, on the same device.
-        score: "distmult" or "transe": psi, whose softmax weighs the triples.
+        score: "distmult" or "transe": psi, whose softmax weighs the triples; or a score of your own in
+            ``reference.scores.SCORES``, which only the reference computes.
         context: "both", or only "entity" or "relation": then the other table comes back with its values
             unchanged.
         mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
@@ -136,8 +137,8 @@ def tune_context_layer(
     Raises:
         ValueError: if an argument is wrong, or Triton cannot run here.
     """
-    if score not in SCORE_NAMES:
-        raise ValueError(f"score: got {score!r}, wanted one of {', '.join(SCORE_NAMES)}")
+    if score not in FUSED_SCORES:
+        raise ValueError(f"score: got {score!r}, wanted one of {', '.join(FUSED_SCORES)}")
     if dim < 1:
         raise ValueError(f"dim: got {dim}, wanted at least 1")
     if not dtype.is_floating_point:
@@ -160,7 +161,7 @@ def _checked(
 ) -> str:
     """Check the arguments of the public functions once; returns the back end that "auto" stands for."""
     for name, value, known in (
-        ("score", score, SCORE_NAMES),
+        ("score", score, tuple(SCORES)),
         ("context", context, CONTEXTS),
         ("backend", backend, BACKENDS),
     ):
@@ -186,6 +187,10 @@ def _checked(
     for name, tensor in (("relations", relations), ("graph", graph), ("mask", mask)):
         if tensor is not None and tensor.device != entities.device:
             raise ValueError(f"{name}: got device {tensor.device}, wanted the entities', {entities.device}")
+    if score not in FUSED_SCORES:
+        if backend not in ("auto", "reference"):
+            raise InputError(f"backend: got {backend!r}, wanted 'reference', which alone has score {score!r}")
+        return "reference"
     return _runnable(backend, entities.device.type)
 
 

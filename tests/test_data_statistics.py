@@ -1,3 +1,4 @@
+import errno
 import json
 import subprocess
 import sys
@@ -151,6 +152,10 @@ def test_what_run_makes_of_an_exception(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "error: first second\n"
     assert run(raises(PermissionError(13, "Permission denied", "/root/x")), []) == 2
     assert capsys.readouterr().err == "error: /root/x: Permission denied\n"
+    assert run(raises(OSError(errno.ENOSPC, "No space left on device")), []) == 1
+    assert capsys.readouterr().err == "error: No space left on device\n"
+    assert run(raises(MemoryError()), []) == 1
+    assert capsys.readouterr().err == "error: out of memory: wanted more memory than there is\n"
     assert run(raises(KeyboardInterrupt()), []) == 130
     with pytest.raises(ZeroDivisionError):
         run(raises(ZeroDivisionError()), [])

@@ -11,7 +11,15 @@ from tests import fuzz
 from tests.graphs import layer_results
 
 
-@pytest.mark.parametrize(("backend", "graphs"), [("numba", 300), ("triton", 4)])
+@pytest.mark.parametrize(
+    ("backend", "graphs"),
+    [
+        ("numba", 300),
+        ("triton", 4),
+        pytest.param("numba", 10_000, marks=pytest.mark.full),
+        pytest.param("triton", 100, marks=pytest.mark.full),
+    ],
+)
 def test_random_layers(backend: str, graphs: int) -> None:
     fuzz.fuzz(backend, graphs)
 

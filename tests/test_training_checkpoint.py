@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
+from lightcake_fast.metrics import RankMetrics
 from lightcake_fast.training import checkpoint
 from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
 from lightcake_fast.training.presets import resolve
@@ -254,3 +255,25 @@ def test_a_position_that_cannot_be(tmp_path: Path, change: dict[str, Any]) -> No
     save_checkpoint(run.path / "last.safetensors", {}, config=run.config, fingerprint="f", notes=notes)
     with pytest.raises(InputError, match="does not say where the run stands"):
         run.load_last("f")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seconds": None}, "lacks seconds"),
+        ({"test": None}, "lacks test metrics"),
+        ({"test": {"all": {"mrr": 1.0}, "seen": {}}}, "lacks test metrics"),
+        ({"test": 3}, "lacks test metrics"),
+    ],
+)
+def test_results_without_their_figures(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    run = RunFolder.create(resolve({"out": str(tmp_path / "run")}), "x")
+    metrics = dataclasses.asdict(RankMetrics.from_ranks(torch.ones(2, dtype=torch.float64)))
+    whole = dict.fromkeys(("dataset", "model", "ties", "parameters", "epochs", "best_epoch", "valid"), 1)
+    results = {**whole, "seconds": 1.0, "test": {"all": metrics, "seen": metrics}}
+    run.write_results(results)
+    assert run.read_results() == results
+    changed = {name: value for name, value in (results | change).items() if value is not None}
+    run.write_results(changed)
+    with pytest.raises(InputError, match=message):
+        run.read_results()

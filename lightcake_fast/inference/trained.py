@@ -26,6 +26,7 @@ from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.model import build_model
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import resolve_device
+from lightcake_fast.training.state import check_tensors
 
 
 class TrainedModel:
@@ -89,12 +90,10 @@ class TrainedModel:
         try:
             with torch.device("meta"):  # no memory is taken for what the file may not hold
                 model = build_model(config, graph.num_entities, graph.num_relations)
-            for name, weight in model.state_dict().items():
-                if name in weights and weights[name].dtype != weight.dtype:
-                    raise InputError(f"{name} is {weights[name].dtype}, wanted {weight.dtype}")
-            model.load_state_dict(weights, assign=True)
+            check_tensors(weights, model.state_dict())
         except (ValueError, TypeError, RuntimeError) as error:  # a size beyond 64 bits is a TypeError
-            raise InputError(f"{folder.path}: the weights do not fit the model: {error}") from error
+            raise InputError(f"{folder.path}: {error}") from error
+        model.load_state_dict(weights, assign=True)
         return cls(config, graph, model.to(place))
 
     def predict(self, pairs: Iterable[tuple[str, str]], top: int = 5) -> list[Prediction]:

@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel, check_at_least, check_choice
 from lightcake_fast.models.scorers import SCORERS
-from lightcake_fast.ops import CONTEXTS, SCORE_NAMES, context_layer
+from lightcake_fast.ops import CONTEXTS, FUSED_SCORES, SCORES, context_layer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,7 @@ class LightCAKE(RelationModel):
         num_relations: R, raw relations; from one layer on, inverses have rows of their own.
         dim: d, the embedding width.
         layers: L, at least 0.
-        score: "distmult" or "transe".
+        score: "distmult", "transe", or a score of your own (docs/architecture.md).
         context: "both", "entity" or "relation".
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
             nothing else is known by how frequent the relations are.
@@ -68,7 +68,7 @@ class LightCAKE(RelationModel):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         check_at_least(0, layers=layers)
-        check_choice("score", score, SCORE_NAMES)
+        check_choice("score", score, SCORES)
         check_choice("context", context, CONTEXTS)
         super().__init__(
             num_entities,
@@ -127,4 +127,7 @@ class LightCAKE(RelationModel):
         return entities, relations
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        return SCORERS[self.score](heads, relations, tails)
+        if self.score in FUSED_SCORES:
+            return SCORERS[self.score](heads, relations, tails)
+        # a score of the user's own, known triple by triple: holds a tensor of B x R x d
+        return SCORES[self.score].psi(heads[:, None], relations, tails[:, None])

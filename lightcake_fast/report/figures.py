@@ -44,7 +44,7 @@ def draw_figures(measurements: Sequence[Measurement], folder: Path) -> list[tupl
     mpl.use("agg")
     made = []
     for device in dict.fromkeys(m.device for m in measurements):
-        here = [m for m in measurements if m.device == device]
+        here = sorted((m for m in measurements if m.device == device), key=lambda m: m.entities or 0)
         for name, caption, chosen, draw in (
             (
                 "models",

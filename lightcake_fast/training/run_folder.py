@@ -24,6 +24,7 @@ from torch import Tensor
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import TEMPORARY, parse_json, replace_text
+from lightcake_fast.metrics import RankMetrics
 from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
 from lightcake_fast.training.config import TrainingConfig
 
@@ -35,6 +36,7 @@ METRICS = "metrics.jsonl"
 LAST = "last.safetensors"
 BEST = "best.safetensors"
 RESULTS = "results.json"
+RESULT_FIELDS = {"dataset", "model", "ties", "parameters", "epochs", "best_epoch", "valid", "test", "seconds"}
 
 
 @dataclass
@@ -254,6 +256,14 @@ class RunFolder:
             raise InputError(f"{file}: damaged: {error}") from error
         if not isinstance(results, dict):
             raise InputError(f"{file}: damaged: got a JSON {type(results).__name__}, wanted an object")
+        try:
+            for part in ("all", "seen"):
+                RankMetrics(**results["test"][part])
+            missing = RESULT_FIELDS - results.keys()
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{file}: damaged: it lacks test metrics") from error
+        if missing:
+            raise InputError(f"{file}: damaged: it lacks {', '.join(sorted(missing))}")
         return results
 
     def drop_results(self) -> None:
