@@ -127,10 +127,10 @@ def test_layer_in_every_combination(case: dict[str, Any], monkeypatch: pytest.Mo
     check(case, x, y, graph, mask if case["masked"] else None)
 
 
-@pytest.mark.parametrize("width", [300, 1500])
+@pytest.mark.parametrize("width", [300, 1040])
 def test_wide_rows(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes(monkeypatch, 256)
-    x, y, graph, mask = layer_inputs("sparse", width, torch.float32, DEVICE)
+    x, y, graph, mask = layer_inputs("duplicates", width, torch.float32, DEVICE)
     check({"score": "transe", "context": "both"}, x, y, graph, mask)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 
@@ -129,8 +130,8 @@ class RelationModel(nn.Module):
             Scores (B, R), the logits of p(r | h, t).
         """
         entities, relations = refined
-        # one gather: its gradient is a table of N rows
-        heads, tails = entities.index_select(0, pairs.T.reshape(-1)).chunk(2)
+        # one gather: its gradient is a table of N rows, which an embedding sums without atomics on a GPU too
+        heads, tails = functional.embedding(pairs.T.reshape(-1), entities).chunk(2)
         if self.unknown_head is not None and self.unknown_tail is not None:
             if self.training:
                 draw = torch.rand(len(pairs), generator=generator, device=pairs.device)

@@ -46,13 +46,15 @@ class CapturedStep:
             self._step(batch)
             return
         self._batch.copy_(batch)
-        if self._warm_ups_left:
-            self._warm_ups_left -= 1
-            warm_up(self._run)
-            return
-        if self._replay is None:
-            self._replay = self._record()
-        self._replay()
+        # streams belong to a device, which with cuda:1 is not the current one
+        with torch.cuda.device_of(self._batch):  # type: ignore[no-untyped-call]
+            if self._warm_ups_left:
+                self._warm_ups_left -= 1
+                warm_up(self._run)
+                return
+            if self._replay is None:
+                self._replay = self._record()
+            self._replay()
 
     def _run(self) -> None:
         self._step(self._batch)

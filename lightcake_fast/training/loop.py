@@ -106,7 +106,7 @@ class Trainer:
         self._step = TrainingStep(self.model, self._context, triples, config, self._generator)
         self._advance: Callable[[Tensor], None] = self._step
         if captures:
-            self._advance = CapturedStep(self._step, config.batch_size, self._generator)
+            self._advance = CapturedStep(self._step, min(config.batch_size, len(triples)), self._generator)
         self._steps = math.ceil(len(triples) / config.batch_size)
         self._records: list[dict[str, Any]] = []
         self.position = Position()
