@@ -8,7 +8,7 @@ from lightcake_fast import cli
 from lightcake_fast.data import load_dataset
 from lightcake_fast.training.config import add_flags, resumed
 from lightcake_fast.training.interrupt import Interrupt
-from lightcake_fast.training.loop import train
+from lightcake_fast.training.loop import check, train
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             config = resolve(explicit).anchored()
             graph = load_dataset(config.dataset, config.data_dir)
+            check(config, graph)
             run = RunFolder.create(config, graph.name)
         with run:
             train(config, graph, run, Reporter(config.quiet), interrupt)

@@ -190,3 +190,20 @@ def test_only_the_command_flushes_denormals(
         assert not kept()
     finally:
         torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device", "cuda:99"], "device: got 'cuda:99'"),
+        (["--cuda-graph", "on", "--device", "cpu"], "cuda_graph: got 'on'"),
+        (["--model", "rotate", "--dim", "7"], "dim: got 7, wanted an even number for rotate"),
+    ],
+)
+def test_what_cannot_be_trained_leaves_no_folder(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert cli.run(train.main, ["--dataset", "family:60", "--out", str(out), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

@@ -26,6 +26,17 @@ _MEMORY_FLAGS = ("dim", "layers", "batch_size")
 SAVE_SECONDS = 45.0  # a save a minute is promised; the step or validation under way may come on top
 
 
+def check(config: TrainingConfig, graph: KnowledgeGraph) -> None:
+    """Find what only the machine and the data set can tell, before a run folder is made.
+
+    Raises:
+        InputError: The device is not there, cannot capture a step, or the model does not take the width.
+    """
+    wants_capture(config.cuda_graph, resolve_device(config.device))
+    with torch.device("meta"):
+        build_model(config, graph.num_entities, graph.num_relations)
+
+
 def train(
     config: TrainingConfig, graph: KnowledgeGraph, run: RunFolder, reporter: Reporter, interrupt: Interrupt
 ) -> None:
