@@ -169,9 +169,11 @@ def test_a_signal_before_training_ends_at_once(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "run").exists()
 
 
-def test_handlers_are_put_back(unbroken: Path) -> None:
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+def test_handlers_are_put_back(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    run(tmp_path / "run", "--epochs", "1")
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 @pytest.mark.parametrize("step", [1, 2, 5, 8])
