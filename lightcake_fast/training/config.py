@@ -252,7 +252,7 @@ class TrainingConfig:
             if kind == "float" and type(value) is int:
                 value = float(value)
                 object.__setattr__(self, field.name, value)
-            if type(value).__name__ != kind or not flag.accepts(value):
+            if type(value).__name__ != kind or not flag.accepts(value) or "\0" in str(value):
                 raise InputError(f"{field.name}: got {value!r}, wanted {flag.wanted(kind)}")
 
     @classmethod

@@ -98,8 +98,11 @@ class RunFolder:
         path = Path(config.out).expanduser() if config.out is not None else _free_path(config, name)
         if (path / CONFIG).exists():
             raise InputError(f"{path} holds a run: wanted a new folder (--resume {path} goes on with it)")
-        if path.exists() and not path.is_dir():
-            raise InputError(f"{path}: got a file, wanted a new folder")
+        for place in (path, *path.parents):
+            if place.exists() and not place.is_dir():
+                raise InputError(
+                    f"{place}: got a file, wanted a {'new folder' if place == path else 'folder'}"
+                )
         if path.is_dir():
             replace_text(path / CONFIG, config.to_json())
             return cls(path, config)
