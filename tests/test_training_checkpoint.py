@@ -277,3 +277,10 @@ def test_results_without_their_figures(tmp_path: Path, change: dict[str, Any], m
     run.write_results(changed)
     with pytest.raises(InputError, match=message):
         run.read_results()
+
+
+def test_a_folder_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("text")
+    with pytest.raises(InputError, match="mine: got a file, wanted a new folder"):
+        RunFolder.create(resolve({"out": str(tmp_path / "mine" / "a" / "run")}), "x")
+    assert (tmp_path / "mine").read_text() == "text"

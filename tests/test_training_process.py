@@ -197,6 +197,7 @@ def test_only_the_command_flushes_denormals(
     [
         (["--device", "cuda:99"], "device: got 'cuda:99'"),
         (["--cuda-graph", "on", "--device", "cpu"], "cuda_graph: got 'on'"),
+        (["--data-dir", "a\0b"], "data_dir: got 'a\\x00b', wanted text"),
         (["--model", "rotate", "--dim", "7"], "dim: got 7, wanted an even number for rotate"),
     ],
 )

@@ -100,9 +100,7 @@ class RunFolder:
             raise InputError(f"{path} holds a run: wanted a new folder (--resume {path} goes on with it)")
         for place in (path, *path.parents):
             if place.exists() and not place.is_dir():
-                raise InputError(
-                    f"{place}: got a file, wanted a {'new folder' if place == path else 'folder'}"
-                )
+                raise InputError(f"{place}: got a file, wanted a new folder")
         if path.is_dir():
             replace_text(path / CONFIG, config.to_json())
             return cls(path, config)
