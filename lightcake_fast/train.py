@@ -52,8 +52,9 @@ def main(argv: Sequence[str]) -> int:
             config = resumed(run.config, explicit).anchored()
             graph = load_dataset(config.dataset, config.data_dir)
         else:
-            config = resolve(explicit).anchored()
+            config = resolve(explicit)
             graph = load_dataset(config.dataset, config.data_dir)
+            config = config.anchored()
             check(config, graph)
             run = RunFolder.create(config, graph.name)
         with run:

@@ -232,3 +232,9 @@ def test_names_are_matched_whatever_their_case(public_data: Callable[[str], Path
     graphs = [load_dataset(name, place) for name in ("ddb14", "DDB14", "Ddb14")]
     assert {graph.name for graph in graphs} == {"ddb14"}
     assert len({graph.fingerprint for graph in graphs}) == 1
+
+
+def test_a_variable_that_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHTCAKE_FAST_DATA", "/nowhere")
+    with pytest.raises(InputError, match=r"^\$LIGHTCAKE_FAST_DATA: got /nowhere, which is no folder, wanted"):
+        load_dataset("wn18rr")

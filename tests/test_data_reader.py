@@ -326,3 +326,11 @@ def test_load_dataset_takes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert load_dataset("~/mine").fingerprint == graph.fingerprint
     with pytest.raises(InputError, match="no data set 'yours': wanted one of family, fb15k-237"):
         load_dataset("yours")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("nel995", "nell995"), ("famly", "family"), ("WN18R", "wn18rr")]
+)
+def test_a_misspelt_data_set_is_told_the_nearest(typed: str, meant: str) -> None:
+    with pytest.raises(InputError, match=rf"no data set '{typed}': wanted .* \(did you mean {meant}\?\)$"):
+        load_dataset(typed)

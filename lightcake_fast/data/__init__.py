@@ -1,5 +1,6 @@
 """Knowledge graphs: the reader, the public data sets, the generated genealogy, and statistics."""
 
+import difflib
 import re
 from pathlib import Path
 
@@ -33,8 +34,11 @@ def load_dataset(dataset: str = "family", data_dir: str | Path | None = None) ->
         return read_folder(public_folder(PUBLIC_DATASETS[name], place), name)
     folder = Path(dataset).expanduser()
     if not folder.is_dir():
-        names = ", ".join(["family", *PUBLIC_DATASETS])
-        raise InputError(f"no data set {dataset!r}: wanted one of {names}, or the path of a folder")
+        names = ["family", *PUBLIC_DATASETS]
+        near = "".join(f" (did you mean {found}?)" for found in difflib.get_close_matches(name, names, 1))
+        raise InputError(
+            f"no data set {dataset!r}: wanted one of {', '.join(names)}, or the path of a folder{near}"
+        )
     return read_folder(folder)
 
 

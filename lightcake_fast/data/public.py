@@ -84,10 +84,16 @@ def public_folder(dataset: PublicDataset, data_dir: Path | None = None, base_url
     goes to the cache folder.
 
     Raises:
-        InputError: `data_dir` is no folder, or a download failed: the message says which file to put where.
+        InputError: `data_dir` or what the variable names is no folder, or a download failed: the message says
+            which file to put where.
     """
     if data_dir is not None and not data_dir.is_dir():
         raise InputError(f"{data_dir}: wanted a folder with data sets in it, got no folder")
+    named = os.environ.get(DATA_VARIABLE)
+    if data_dir is None and named and not Path(named).expanduser().is_dir():
+        raise InputError(
+            f"${DATA_VARIABLE}: got {named}, which is no folder, wanted one with data sets in it"
+        )
     found = find_folder(dataset, data_dir)
     if found is not None:
         return found
@@ -142,7 +148,10 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
             except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = error.reason if type(error) is urllib.error.URLError else error
                 problem = f"cannot download {url}: {reason or type(error).__name__}"
-                raise InputError(f"{problem}; put that file at {target / name} and try again") from error
+                raise InputError(
+                    f"{problem}; put that file at {target / name}, or the data set below --data-dir or "
+                    f"${DATA_VARIABLE}, and try again"
+                ) from error
             target.mkdir(parents=True, exist_ok=True)
             replace_file(target / name, methodcaller("write_bytes", content))
 

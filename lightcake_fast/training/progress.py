@@ -145,7 +145,7 @@ class Reporter:
 def metrics_table(title: str, evaluation: Mapping[str, Any]) -> Table:
     """What `Evaluation.to_dict` gives, a column for all pairs and one for those of seen entities."""
     columns = _columns(evaluation)
-    table = Table(title=title)
+    table = Table(title=title, min_width=len(title))
     table.add_column("")
     for name, metrics in columns.items():
         table.add_column(f"{name} ({metrics['count']:,})", justify="right")
