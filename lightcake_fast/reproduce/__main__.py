@@ -14,7 +14,14 @@ from rich.console import Console
 from lightcake_fast import __version__, cli
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
-from lightcake_fast.reproduce.experiments import QUICK, QUICK_DATASETS, Experiment, configuration, experiments
+from lightcake_fast.reproduce.experiments import (
+    QUICK,
+    QUICK_DATASETS,
+    Experiment,
+    configuration,
+    experiments,
+    run_settings,
+)
 from lightcake_fast.reproduce.paper import DATASETS
 from lightcake_fast.reproduce.runs import folder_of, run
 from lightcake_fast.reproduce.tables import Table, draw
@@ -91,22 +98,18 @@ def main(argv: Sequence[str]) -> None:
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """The command's own flags, and the settings that go to every run."""
-    own, _, behind = (list(part) for part in _split(argv))
-    options = make_parser().parse_args(own)
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    options = make_parser().parse_args(words[:place])
     runs = cli.ArgumentParser("python -m lightcake_fast.train", "")
     add_flags(runs)
-    common = vars(runs.parse_args(behind))
+    common = vars(runs.parse_args(words[place + 1 :]))
     del common["debug"]
     refused = [name for name in common if name in OWN_FLAGS]
     if refused:
         raise InputError(f"--{refused[0].replace('_', '-')}: wanted before the --, or not at all")
     settings = {"preset": options.preset, **(QUICK if options.quick else {}), **common}
     return options, settings | ({"data_dir": options.data_dir} if options.data_dir else {})
-
-
-def _split(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    place = list(argv).index("--") if "--" in argv else len(argv)
-    return argv[:place], argv[place : place + 1], argv[place + 1 :]
 
 
 def _train(
@@ -126,7 +129,7 @@ def _train(
             for dataset in datasets:
                 for seed in seeds:
                     folder = folder_of(configuration(row, dataset, seed, common), out)
-                    settings[folder] = {"dataset": dataset, "seed": seed, **common, **row.settings}
+                    settings[folder] = run_settings(row, dataset, seed, common)
                     places[name].setdefault((row.label, dataset), []).append(folder)
     outcomes = {}
     for number, (folder, explicit) in enumerate(settings.items(), 1):

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightcake_fast.reproduce.paper import DATASETS
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import resolve
 
@@ -49,12 +48,10 @@ class Experiment:
     Attributes:
         title: What it shows.
         rows: Its rows.
-        datasets: Its data sets where none are asked for.
     """
 
     title: str
     rows: tuple[Row, ...]
-    datasets: tuple[str, ...] = DATASETS
 
 
 def _table_2() -> Experiment:
@@ -111,10 +108,15 @@ def experiments(score: str) -> dict[str, Experiment]:
     }
 
 
+def run_settings(row: Row, dataset: str, seed: int, common: Settings) -> dict[str, Any]:
+    """What one run of a row is told; the row's own settings win over the common ones."""
+    return {"dataset": dataset, "seed": seed, **common, **row.settings}
+
+
 def configuration(row: Row, dataset: str, seed: int, common: Settings) -> TrainingConfig:
-    """The configuration of one run of a row; the row's own settings win over the common ones.
+    """The configuration of one run of a row.
 
     Raises:
         InputError: A value is wrong, or the row's model does not know the setting.
     """
-    return resolve({"dataset": dataset, "seed": seed, **common, **row.settings})
+    return resolve(run_settings(row, dataset, seed, common))

@@ -1,6 +1,7 @@
 """From a target's finished runs to its tables."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from lightcake_fast.data import load_dataset
 from lightcake_fast.data.statistics import compute_statistics
@@ -63,19 +64,14 @@ def comparison(experiment: Experiment, datasets: Sequence[str], finished: Finish
 
 def by_layers(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
     """The same with a figure: MRR by number of layers, a curve a data set."""
-    table = comparison(experiment, datasets, finished)
-    curves = {name: _curve(experiment.rows, name, finished) for name in datasets}
-    notes = [*table.notes, "The paper shows these values in a figure only: no numbers of its stand here."]
-    return Table(table.title, ["layers", *table.head[1:]], table.rows, notes, curves, ("layers", "test MRR"))
+    table = _with_curves("layers", experiment, datasets, finished)
+    note = "The paper shows these values in a figure only: no numbers of its stand here."
+    return replace(table, notes=[*table.notes, note])
 
 
 def by_context(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
     """The same with a figure: MRR by context, a curve a data set."""
-    table = comparison(experiment, datasets, finished)
-    curves = {name: _curve(experiment.rows, name, finished) for name in datasets}
-    return Table(
-        table.title, ["context", *table.head[1:]], table.rows, table.notes, curves, ("context", "test MRR")
-    )
+    return _with_curves("context", experiment, datasets, finished)
 
 
 def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
@@ -117,6 +113,13 @@ BUILDERS: dict[str, Callable[[Experiment, Sequence[str], Finished], Table]] = {
     "efficiency": efficiency,
     "options": comparison,
 }
+
+
+def _with_curves(what: str, experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
+    """`comparison`, its rows named by `what` they vary, with a curve of the MRR for each data set."""
+    table = comparison(experiment, datasets, finished)
+    curves = {name: _curve(experiment.rows, name, finished) for name in datasets}
+    return replace(table, head=[what, *table.head[1:]], curves=curves, axes=(what, "test MRR"))
 
 
 def _curve(rows: Sequence[Row], dataset: str, finished: Finished) -> list[tuple[str, float]]:
