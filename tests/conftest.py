@@ -20,6 +20,16 @@ def _few_threads() -> None:
     torch.set_num_threads(min(torch.get_num_threads(), MAX_THREADS))
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny run that nothing stopped."""
+    from tests.training_runs import EPOCHS, run  # the package is imported after the lines above
+
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    assert run(folder, *EPOCHS) == 0
+    return folder
+
+
 def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def allocate_poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
         fresh = allocate(*args, **kwargs)

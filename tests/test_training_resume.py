@@ -21,20 +21,11 @@ from lightcake_fast.metrics import evaluate_relations
 from lightcake_fast.training import loop
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.step import TrainingStep
-from tests.training_runs import assert_equal_runs, metrics, resume, run, tensors
-
-EPOCHS = ["--epochs", "3"]
+from tests.training_runs import EPOCHS, assert_equal_runs, metrics, resume, run, tensors
 
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing in the package handles it."""
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    assert run(folder, *EPOCHS) == 0
-    return folder
 
 
 @contextmanager

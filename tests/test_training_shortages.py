@@ -18,16 +18,7 @@ from lightcake_fast import cli, train
 from lightcake_fast.errors import memory_wanted
 from lightcake_fast.files import replace_text
 from lightcake_fast.training.loop import Trainer
-from tests.training_runs import TINY, assert_equal_runs, resume, run
-
-EPOCHS = ["--epochs", "3"]
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    assert run(folder, *EPOCHS) == 0
-    return folder
+from tests.training_runs import EPOCHS, TINY, assert_equal_runs, resume, run
 
 
 @contextmanager

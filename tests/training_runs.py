@@ -28,6 +28,7 @@ TINY += [
     "--quiet",
 ]
 TIMES = {"seconds", "total_seconds", "triples_per_second"}
+EPOCHS = ["--epochs", "3"]  # of the run that nothing stops, and of those compared with it
 
 
 def run(folder: Path, *flags: str) -> int:
