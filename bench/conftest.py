@@ -7,7 +7,6 @@ import platform
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from lightcake_fast.data.public import DATA_VARIABLE, PUBLIC_DATASETS, find_fold
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.report.measurements import NOT_RUN, Measurement, NotRun
 from lightcake_fast.report.tables import as_rich, tables
-from lightcake_fast.training.runtime import prepare_process
+from lightcake_fast.training.runtime import device_name, prepare_process
 
 DATA = ("family:300", "family", "family:6000", *PUBLIC_DATASETS)
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
@@ -126,17 +125,11 @@ def timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
 
 def machine(device: torch.device) -> dict[str, Any]:
     """The device and the versions that decide its speed."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        lines = Path("/proc/cpuinfo").read_text().splitlines() if platform.system() == "Linux" else []
-        models = [line.partition(": ")[2] for line in lines if line.startswith("model name")]
-        name = f"{(models or [platform.processor()])[0]}, {torch.get_num_threads()} threads"
     peers = ["torch", "numpy", "numba", "triton", "torch_geometric"]
     versions = {peer: metadata.version(peer) for peer in peers if importlib.util.find_spec(peer)}
     return {
         "device": device.type,
-        "device_name": name,
+        "device_name": device_name(device),
         "versions": {"python": platform.python_version(), **versions},
     }
 

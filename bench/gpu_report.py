@@ -33,6 +33,7 @@ from lightcake_fast.reference import layer as reference
 from lightcake_fast.segments import Segments, segment_softmax_aggregate
 from lightcake_fast.training.captured import WARM_UPS, CapturedStep, record, warm_up
 from lightcake_fast.training.presets import resolve
+from lightcake_fast.training.runtime import device_name
 from lightcake_fast.training.step import TrainingStep
 
 Run = Callable[[], Sequence[Tensor]]
@@ -330,9 +331,7 @@ def machine(bench: Bench) -> Report:
     import triton
 
     return {
-        "device": torch.cuda.get_device_name()
-        if bench.on_gpu
-        else platform.processor() or platform.machine(),
+        "device": device_name(bench.device),
         "memory_bytes": torch.cuda.get_device_properties(0).total_memory if bench.on_gpu else None,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
@@ -15,12 +17,14 @@ from lightcake_fast.reproduce import paper, runs
 from lightcake_fast.reproduce.experiments import BASELINES, configuration, experiments
 from lightcake_fast.reproduce.runs import Outcome, folder_of, read
 from lightcake_fast.reproduce.tables import Table, mean_scores, score_cells, verdict
+from lightcake_fast.training.runtime import device_name
 
 TINY = ["--datasets", "family:60", "--", "--dim", "4", "--epochs", "1", "--batch-size", "512"]
 
 
 def outcome(mrr: float, mr: float = 2.0, hits: float = 0.5, **results: Any) -> Outcome:
-    return Outcome({"test": {"all": {"mrr": mrr, "mr": mr, "hits_at_3": hits}}, **results}, 100.0, 10**6)
+    test = {"all": {"mrr": mrr, "mr": mr, "hits_at_3": hits}}
+    return Outcome(Path(f"run-{mrr}"), {"test": test, **results}, 100.0, 10**6)
 
 
 def test_table_2_has_every_model_and_the_papers_rows() -> None:
@@ -126,9 +130,42 @@ def test_targets_share_runs_and_a_second_call_trains_nothing(
         raise AssertionError("a finished run was trained again")
 
     monkeypatch.setattr(runs, "_call", refuse)
-    before = (tmp_path / "ablation.md").read_text()
+    before = without_date((tmp_path / "ablation.md").read_text())
     assert cli.run(command.main, argv) == 0
-    assert (tmp_path / "ablation.md").read_text() == before
+    assert without_date((tmp_path / "ablation.md").read_text()) == before
+
+
+def without_date(text: str) -> str:
+    """The text of a table, were it made on another day."""
+    changed, count = re.subn(r"Made on \d{4}-\d\d-\d\d by `python", "Made by `python", text)
+    assert count == 1
+    return changed
+
+
+def test_the_origin_counts_a_shared_run_once() -> None:
+    shared, other = outcome(0.5, seconds=200.0), outcome(0.6, seconds=1920.0)
+    finished = {("both", "wn18rr"): [shared, other], ("as in the preset", "wn18rr"): [shared]}
+    argv, device = ["layers", "--out", "a b"], torch.device("cpu")
+    origin = command._origin(argv, device, finished)
+    assert "`python -m lightcake_fast.reproduce layers --out 'a b'`" in origin
+    assert f" on {device_name(device)} (" in origin
+    assert origin.endswith("; trained for 35 min in all.")
+    assert "trained" not in command._origin(["table1"], device, {})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (119.0, "119 s"), (130.0, "2 min"), (7199.0, "120 min"), (9000.0, "2.5 h")],
+)
+def test_durations_in_words(seconds: float, words: str) -> None:
+    assert command._in_words(seconds) == words
+
+
+def test_the_speed_of_a_run_is_that_of_its_median_epoch(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    lines = [json.dumps({"triples_per_second": speed}) for speed in (90.0, 1.0, 110.0)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read(tmp_path).triples_per_second == 90.0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
+import platform
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +12,9 @@ from lightcake_fast.data import KnowledgeGraph, family
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE
+from lightcake_fast.training import runtime
 from lightcake_fast.training.presets import resolve
-from lightcake_fast.training.runtime import epoch_order, mixed_seed, resolve_device
+from lightcake_fast.training.runtime import device_name, epoch_order, mixed_seed, resolve_device
 from lightcake_fast.training.step import TrainingStep
 from tests.comparison import assert_close
 
@@ -141,3 +144,26 @@ def test_devices_that_are_not_there(name: str) -> None:
 def test_auto_is_a_device() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert resolve_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "wanted"),
+    [
+        (
+            "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Xeon @ 2.50GHz\n\nmodel name\t: other\n",
+            "Xeon @ 2.50GHz",
+        ),
+        ("processor\t: 0\nBogoMIPS\t: 50.00\n", "aarch64"),
+        (None, "aarch64"),
+    ],
+)
+def test_a_cpu_goes_by_its_model_or_its_architecture(
+    cpuinfo: str | None, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if cpuinfo is not None:
+        file.write_text(cpuinfo)
+    monkeypatch.setattr(runtime, "Path", lambda path: file)
+    monkeypatch.setattr(platform, "processor", lambda: "")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert device_name(torch.device("cpu")) == f"{wanted}, {torch.get_num_threads()} threads"

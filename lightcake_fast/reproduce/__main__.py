@@ -2,7 +2,9 @@
 
 import argparse
 import platform
+import shlex
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +30,7 @@ from lightcake_fast.reproduce.tables import Table, draw
 from lightcake_fast.reproduce.targets import BUILDERS, Finished, table_1
 from lightcake_fast.training.config import PRESETS, add_flags
 from lightcake_fast.training.interrupt import Interrupt
+from lightcake_fast.training.runtime import device_name, resolve_device
 
 TARGETS = ("table1", *BUILDERS)
 OWN_FLAGS = ("dataset", "data_dir", "out", "resume", "preset", "model", "score", "seed")
@@ -77,6 +80,7 @@ def main(argv: Sequence[str]) -> None:
         SystemExit: A signal came: 128 + its number, after the run under way was saved.
     """
     options, common = _parse(argv)
+    device = resolve_device(common.get("device", "auto"))
     wanted = TARGETS if "all" in options.targets else tuple(dict.fromkeys(options.targets))
     datasets = options.datasets or (QUICK_DATASETS if options.quick else DATASETS)
     chosen = {name: experiments(options.score)[name] for name in wanted if name != "table1"}
@@ -90,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
         finished = _train(chosen, datasets, options.seeds, common, out, console)
     for name, experiment in chosen.items():
         tables[name] = BUILDERS[name](experiment, datasets, finished[name])
-    _write(tables, out, _origin(argv))
+    _write(tables, out, {name: _origin(argv, device, finished.get(name, {})) for name in tables})
     console.print(
         f"written: {', '.join(f'{name}.md' for name in tables)} and report.md in {out}", soft_wrap=True
     )
@@ -141,10 +145,10 @@ def _train(
     }
 
 
-def _write(tables: Mapping[str, Table], out: Path, origin: str) -> None:
+def _write(tables: Mapping[str, Table], out: Path, origins: Mapping[str, str]) -> None:
     for name, table in tables.items():
         picture = f"\n![{table.title}]({name}.png)\n" if table.curves else ""
-        replace_text(out / f"{name}.md", f"{table.markdown()}{picture}\n{origin}\n")
+        replace_text(out / f"{name}.md", f"{table.markdown()}{picture}\n{origins[name]}\n")
         replace_text(out / f"{name}.csv", table.csv())
         if table.curves:
             draw(table, out / f"{name}.png")
@@ -153,12 +157,21 @@ def _write(tables: Mapping[str, Table], out: Path, origin: str) -> None:
     replace_text(out / "report.md", f"# Reproduction of LightCAKE's tables and figures\n\n{text}")
 
 
-def _origin(argv: Sequence[str]) -> str:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU"
+def _origin(argv: Sequence[str], device: torch.device, finished: Finished) -> str:
+    """When, how and on what a table was made, and how long its runs were trained."""
+    seconds = {run.folder: run.results["seconds"] for runs in finished.values() for run in runs}
+    trained = f"; trained for {_in_words(sum(seconds.values()))} in all" if seconds else ""
     return (
-        f"Made by `python -m lightcake_fast.reproduce {' '.join(argv)}` with lightcake_fast {__version__}, "
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {device} ({platform.system()})."
+        f"Made on {time.strftime('%Y-%m-%d')} by `python -m lightcake_fast.reproduce {shlex.join(argv)}` "
+        f"with lightcake_fast {__version__} and torch {torch.__version__} on {device_name(device)} "
+        f"({platform.system()}){trained}."
     )
+
+
+def _in_words(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 if __name__ == "__main__":

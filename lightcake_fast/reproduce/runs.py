@@ -4,6 +4,7 @@ import hashlib
 import json
 import multiprocessing
 import re
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,14 @@ class Outcome:
     """What a finished run gave.
 
     Attributes:
+        folder: Where it lies.
         results: The content of its `results.json`.
-        triples_per_second: Training triples a second, mean over the epochs, validation not counted.
+        triples_per_second: Training triples a second in the median epoch, which a pause does not spoil;
+            validation not counted.
         peak_bytes: Largest resident memory of its process; None where the system does not tell.
     """
 
+    folder: Path
     results: dict[str, Any]
     triples_per_second: float
     peak_bytes: int | None
@@ -76,11 +80,11 @@ def read(folder: Path) -> Outcome:
     try:
         results = json.loads((folder / "results.json").read_text())
         epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        speed = sum(epoch["triples_per_second"] for epoch in epochs) / len(epochs)
+        speed = statistics.median(epoch["triples_per_second"] for epoch in epochs)
         peak = json.loads((folder / PEAK).read_text()) if (folder / PEAK).is_file() else None
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: no finished run, or a damaged one: {error}") from error
-    return Outcome(results, speed, peak)
+    return Outcome(folder, results, speed, peak)
 
 
 def _flags(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import platform
+import re
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,3 +58,13 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"device: got {name!r}, but there are {torch.cuda.device_count()} GPUs here")
     return device
+
+
+def device_name(device: torch.device) -> str:
+    """The device as reports name it: a GPU by its name, a CPU by its model and the threads in use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    info = Path("/proc/cpuinfo")  # Linux tells the model nowhere else, and not on every architecture
+    model = re.search("model name\\s*: (.+)", info.read_text()) if info.is_file() else None
+    name = model[1] if model else platform.processor() or platform.machine()
+    return f"{name}, {torch.get_num_threads()} threads"
