@@ -14,9 +14,10 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS
 from lightcake_fast.reproduce import __main__ as command
 from lightcake_fast.reproduce import paper, runs
-from lightcake_fast.reproduce.experiments import BASELINES, configuration, experiments
+from lightcake_fast.reproduce.experiments import BASELINES, Experiment, Row, configuration, experiments
 from lightcake_fast.reproduce.runs import Outcome, folder_of, read
 from lightcake_fast.reproduce.tables import Table, mean_scores, score_cells, verdict
+from lightcake_fast.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison
 from lightcake_fast.training.runtime import device_name
 
 TINY = ["--datasets", "family:60", "--", "--dim", "4", "--epochs", "1", "--batch-size", "512"]
@@ -91,6 +92,13 @@ def test_the_cells_of_a_row() -> None:
         "below",
     ]
     assert score_cells([outcome(0.9), outcome(0.8)], None) == ["0.8500 ± 0.0707 / 2.000 / 0.5000", "", ""]
+
+
+def test_the_paper_is_spoken_of_where_it_has_figures() -> None:
+    experiment = Experiment("T", (Row("DistMult", {}, "DistMult"), Row("own")))
+    finished = {(row.label, data): [outcome(0.9)] for row in experiment.rows for data in ("ddb14", "mine")}
+    assert comparison(experiment, ["ddb14"], finished).notes == [FIGURES_NOTE, PAPER_NOTE]
+    assert comparison(experiment, ["mine"], finished).notes == [FIGURES_NOTE]
 
 
 def test_a_table_as_markdown_and_csv() -> None:

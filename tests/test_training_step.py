@@ -166,4 +166,6 @@ def test_a_cpu_goes_by_its_model_or_its_architecture(
     monkeypatch.setattr(runtime, "Path", lambda path: file)
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert device_name(torch.device("cpu")) == f"{wanted}, {torch.get_num_threads()} threads"
+    for threads, words in ((1, "1 thread"), (3, "3 threads")):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert device_name(torch.device("cpu")) == f"{wanted}, {words}"

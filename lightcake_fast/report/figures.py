@@ -1,6 +1,7 @@
 """The figures of a report: models side by side, time by number of layers, time by size of the graph."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,8 @@ def draw_figures(measurements: Sequence[Measurement], folder: Path) -> list[tupl
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        raise InputError("figures need matplotlib: pip install 'lightcake_fast[plots]'") from error
-    mpl.use("agg")
+    if find_spec("matplotlib") is None:
+        raise InputError("figures need matplotlib: pip install 'lightcake_fast[plots]'")
     made = []
     for device in dict.fromkeys(m.device for m in measurements):
         here = sorted((m for m in measurements if m.device == device), key=lambda m: m.entities or 0)
@@ -89,16 +87,15 @@ def _models(measurements: Sequence[Measurement], path: Path) -> None:
             if height and m.model in models:
                 place = groups.index(m.data) * width + models.index(m.model)
                 axis.bar(place, height, width=0.9, color=COLOURS[m.model])
-        axis.set_yscale("log")
+        _log_scale(axis)
         axis.margins(x=0.01)
-        axis.yaxis.set_major_formatter("{x:g}")
         axis.set_ylabel(label)
         _tidy(axis)
     middles = [n * width + (len(models) - 1) / 2 for n in range(len(groups))]
     axes[-1].set_xticks(middles, groups)
     patches = [_patch(COLOURS[model]) for model in models]
     figure.legend(patches, models, loc="outside upper center", ncols=4, frameon=False)
-    _save(figure, path)
+    figure.savefig(path, dpi=DPI)
 
 
 def _layers(measurements: Sequence[Measurement], path: Path) -> None:
@@ -124,7 +121,7 @@ def _layers(measurements: Sequence[Measurement], path: Path) -> None:
         _tidy(axis)
     axes[0].set_ylabel("ms a training step")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    _save(figure, path)
+    figure.savefig(path, dpi=DPI)
 
 
 def _sizes(measurements: Sequence[Measurement], path: Path) -> None:
@@ -141,20 +138,21 @@ def _sizes(measurements: Sequence[Measurement], path: Path) -> None:
             axes[1].plot(x, [m.seconds / m.items * 1e9 for m in points], "o" + line, color=colour)
     for axis, label in zip(axes, ("ms", "ns a context triple"), strict=True):
         axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter("{x:g}")
+        _log_scale(axis)
         axis.set_xlabel("context triples")
         axis.set_ylabel(label)
         _tidy(axis)
     axes[0].legend(frameon=False)
-    _save(figure, path)
+    figure.savefig(path, dpi=DPI)
 
 
-def _subplots(rows: int, columns: int, **options: Any) -> tuple[Any, "list[Axes]"]:
-    import matplotlib.pyplot as plt
+def _subplots(
+    rows: int, columns: int, figsize: tuple[float, float], *, sharex: bool = False
+) -> tuple[Any, "list[Axes]"]:
+    from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
 
-    figure, axes = plt.subplots(rows, columns, squeeze=False, layout="constrained", **options)
-    return figure, list(axes.flat)
+    figure = Figure(figsize, layout="constrained")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=sharex).flat)
 
 
 def _patch(colour: str) -> Any:
@@ -163,14 +161,16 @@ def _patch(colour: str) -> Any:
     return Patch(color=colour)
 
 
+def _log_scale(axis: "Axes") -> None:
+    """Powers of ten written out, and between them the numbers that there is room for."""
+    from matplotlib.ticker import LogFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter(LogFormatter())
+
+
 def _tidy(axis: "Axes") -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="y", color="#dddddd", linewidth=0.6)
     axis.set_axisbelow(True)
-
-
-def _save(figure: Any, path: Path) -> None:
-    import matplotlib.pyplot as plt
-
-    figure.savefig(path, dpi=DPI)
-    plt.close(figure)

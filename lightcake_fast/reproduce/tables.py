@@ -83,18 +83,17 @@ def draw(table: Table, path: Path) -> None:
         table: With `curves`.
         path: The file.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    axes: Any = FigureCanvasAgg(figure).figure.subplots()
+    axes: Any = figure.subplots()
     for name, points in table.curves.items():
         axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
     axes.set_title(table.title, fontsize=11)
     axes.set_xlabel(table.axes[0])
     axes.set_ylabel(table.axes[1])
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(path, dpi=150)
 
 

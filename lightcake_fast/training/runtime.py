@@ -67,4 +67,5 @@ def device_name(device: torch.device) -> str:
     info = Path("/proc/cpuinfo")  # Linux tells the model nowhere else, and not on every architecture
     model = re.search("model name\\s*: (.+)", info.read_text()) if info.is_file() else None
     name = model[1] if model else platform.processor() or platform.machine()
-    return f"{name}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
