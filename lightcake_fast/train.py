@@ -23,6 +23,7 @@ examples:
   python -m lightcake_fast.train --dataset ddb14 --preset paper --out runs/paper
   python -m lightcake_fast.train --resume runs/paper          go on after a stop of any kind
   python -m lightcake_fast.train --resume runs/paper --epochs 30
+  python -m lightcake_fast.train --resume runs/mine --dataset moved/folder
 
 Flags that are not given take the preset's values for the data set and score. Ctrl-C and SIGTERM save first.
 Exit codes: 0 done, 1 out of memory or disk space, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
@@ -50,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         if "resume" in explicit:
             run = RunFolder.open(Path(explicit["resume"]).expanduser())
             config = resumed(run.config, explicit).anchored()
-            graph = load_dataset(config.dataset, config.data_dir)
+            graph = run.load_dataset(config)
         else:
             config = resolve(explicit)
             graph = load_dataset(config.dataset, config.data_dir)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightcake_fast import LightCAKE, TrainedModel
+from lightcake_fast import LightCAKE, TrainedModel, cli, evaluate
 from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
@@ -262,6 +262,21 @@ def test_a_run_whose_first_epoch_is_not_done_has_no_weights(folder: Path) -> Non
     (path / BEST).unlink()
     with pytest.raises(InputError, match="holds no weights yet"):
         TrainedModel.load(path)
+
+
+def test_a_data_folder_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train_run(tmp_path / "runs")
+    before = TrainedModel.load(path).predict([PAIR])
+    moved = (tmp_path / "runs" / "data").rename(tmp_path / "moved")
+    with pytest.raises(InputError, match=r"its data set was the folder .*/data, which .* with --dataset$"):
+        LightCAKE.load(path)
+    assert LightCAKE.load(path, dataset=moved).predict([PAIR]) == before
+    with pytest.raises(InputError, match="made from another data set"):
+        LightCAKE.load(path, dataset="family:60")
+    capsys.readouterr()
+    assert cli.run(evaluate.main, [str(path), "--dataset", str(moved), "--json"]) == 0
+    results = json.loads((path / "results.json").read_text())
+    assert json.loads(capsys.readouterr().out)["all"] == results["test"]["all"]
 
 
 def rewritten(path: Path, weights: dict[str, Tensor]) -> Path:

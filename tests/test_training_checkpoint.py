@@ -49,7 +49,8 @@ def test_round_trip_is_bitwise(tmp_path: Path) -> None:
 
 def test_what_may_differ_on_resume_is_not_held_against_a_checkpoint(tmp_path: Path) -> None:
     save(tmp_path / "x")
-    load(tmp_path / "x", epochs=99, patience=7, backend="reference", data_dir="/elsewhere", device="cuda")
+    places = {"dataset": "family:50", "data_dir": "/elsewhere"}
+    load(tmp_path / "x", epochs=99, patience=7, backend="reference", device="cuda", **places)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, -1])
@@ -125,7 +126,10 @@ def test_another_programs_file(tmp_path: Path) -> None:
         ({"dim": 8}, "made with dim 4, the run's is 8"),
         ({"score": "transe", "layers": 2}, "made with score 'distmult', the run's is 'transe'"),
         ({"seed": 1}, "made with seed 0, the run's is 1"),
-        ({"fingerprint": "b" * 64}, "made from another data set .fingerprint aaaaaaaaaaaa. than family"),
+        (
+            {"fingerprint": "b" * 64},
+            "made from another data set .fingerprint aaaaaaaaaaaa. than the one given now .bbbbbbbbbbbb",
+        ),
     ],
 )
 def test_what_belongs_to_another_run_is_refused(

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from lightcake_fast import cli, train
 from lightcake_fast.training.progress import Reporter
+from tests.trained_runs import write_dataset
 from tests.training_runs import TINY, assert_equal_runs, start
 
 # many short epochs, so that saving is under way at most moments
@@ -128,6 +129,26 @@ def test_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (folder / "entities.tsv").read_text() == "0\ta\n1\tb\n"
     monkeypatch.chdir("/")
     assert train.main(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0
+
+
+def test_a_folder_that_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data, moved, folder = tmp_path / "data", tmp_path / "moved", tmp_path / "run"
+    write_dataset(data)
+    flags = ["--backend", "reference", "--epochs", "1", "--quiet", "--layers", "0"]
+    assert train.main(["--dataset", str(data), "--out", str(folder), *flags]) == 0
+    data.rename(moved)
+    assert cli.run(train.main, ["--resume", str(folder)]) == 2
+    assert capfd.readouterr().err == (
+        f"error: {folder}: its data set was the folder {data}, which is not there now: wanted its new place, "
+        "with --dataset\n"
+    )
+    assert cli.run(train.main, ["--resume", str(folder), "--dataset", "family:60", "--epochs", "2"]) == 2
+    assert "last.safetensors: made from another data set" in capfd.readouterr().err
+    assert cli.run(train.main, ["--resume", str(folder), "--dataset", str(tmp_path / "no")]) == 2
+    assert f"no data set '{tmp_path / 'no'}'" in capfd.readouterr().err
+    assert train.main(["--resume", str(folder), "--dataset", str(moved), "--quiet"]) == 0  # it was finished
+    assert train.main(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0  # the new place is noted
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,9 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False)
         nargs="+" if several else None,
         help="run folder that the training made",
     )
+    parser.add_argument(
+        "--dataset", metavar="FOLDER", help="where the run's data set lies now, if it has moved"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="public data sets' folder (default: the run's)")
     parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default: the run's)")
     parser.add_argument("--backend", choices=BACKENDS, help="kernels of the layers (default: the run's)")
@@ -25,4 +28,10 @@ def open_run(run: str, options: argparse.Namespace) -> TrainedModel:
     Raises:
         InputError: See `TrainedModel.load`.
     """
-    return TrainedModel.load(run, data_dir=options.data_dir, device=options.device, backend=options.backend)
+    return TrainedModel.load(
+        run,
+        dataset=options.dataset,
+        data_dir=options.data_dir,
+        device=options.device,
+        backend=options.backend,
+    )

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.inference.answers import Candidate, Embeddings, Explanation, Prediction
@@ -59,6 +59,7 @@ class TrainedModel:
         cls,
         run: str | Path,
         *,
+        dataset: str | Path | None = None,
         data_dir: str | Path | None = None,
         device: str | None = None,
         backend: str | None = None,
@@ -69,6 +70,7 @@ class TrainedModel:
 
         Args:
             run: The run folder.
+            dataset: As in `load_dataset`, for a folder that has moved since; None takes the run's.
             data_dir: As in `load_dataset`; None takes the run's.
             device: As `--device` in training; None takes the run's.
             backend: As in `context_layer`; None takes the run's.
@@ -80,12 +82,13 @@ class TrainedModel:
         saved = folder.config
         config = dataclasses.replace(
             saved,
+            dataset=saved.dataset if dataset is None else str(dataset),
             data_dir=saved.data_dir if data_dir is None else str(data_dir),
             device=device or saved.device,
             backend=backend or saved.backend,
         )
         place = resolve_device(config.device)
-        graph = load_dataset(config.dataset, config.data_dir)
+        graph = folder.load_dataset(config)
         weights = folder.load_weights(graph.fingerprint)
         try:
             with torch.device("meta"):  # no memory is taken for what the file may not hold

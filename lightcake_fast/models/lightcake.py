@@ -88,6 +88,7 @@ class LightCAKE(RelationModel):
     def load(
         run: "str | Path",
         *,
+        dataset: "str | Path | None" = None,
         data_dir: "str | Path | None" = None,
         device: str | None = None,
         backend: str | None = None,
@@ -100,7 +101,8 @@ class LightCAKE(RelationModel):
 
         Args:
             run: the run folder.
-            data_dir: see ``TrainedModel.load``, as the others.
+            dataset: see ``TrainedModel.load``, as the others.
+            data_dir: as in ``load_dataset``; None takes the run's.
             device: as ``--device``; None takes the run's.
             backend: as in ``context_layer``; None takes the run's.
 
@@ -109,7 +111,7 @@ class LightCAKE(RelationModel):
         """
         from lightcake_fast.inference.trained import TrainedModel
 
-        return TrainedModel.load(run, data_dir=data_dir, device=device, backend=backend)
+        return TrainedModel.load(run, dataset=dataset, data_dir=data_dir, device=device, backend=backend)
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str

@@ -109,7 +109,7 @@ def _check_identity(path: Path, notes: Mapping[str, Any], config: TrainingConfig
     if notes["fingerprint"] != fingerprint:
         raise InputError(
             f"{path}: made from another data set (fingerprint {notes['fingerprint'][:12]}) than "
-            f"{config.dataset} is now ({fingerprint[:12]})"
+            f"the one given now ({fingerprint[:12]})"
         )
     for name, wanted in config.fixed().items():
         if notes["config"].get(name) != wanted:

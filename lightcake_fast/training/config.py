@@ -94,6 +94,7 @@ class TrainingConfig:
         "data and folders",
         "family",
         metavar="NAME",
+        on_resume=True,
     )
     data_dir: str | None = _flag(
         "folder that holds the public data sets; else $LIGHTCAKE_FAST_DATA, the cache folder, a download",

@@ -1,5 +1,6 @@
 """The training loop: epochs, validation, early stopping, and the saves that let it go on after a stop."""
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -75,6 +76,7 @@ def _train(
     if checkpoint is not None and checkpoint[1].finished(config):
         results = run.read_results()
         if results is not None:
+            run.update(dataclasses.replace(run.config, dataset=config.dataset, data_dir=config.data_dir))
             reporter.already_finished(checkpoint[1])
             reporter.results(results, run.path)
             return

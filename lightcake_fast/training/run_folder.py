@@ -21,12 +21,12 @@ from typing import Any
 
 from torch import Tensor
 
-from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.data import KnowledgeGraph, load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import TEMPORARY, parse_json, replace_text
 from lightcake_fast.metrics import RankMetrics
 from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
-from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.config import TrainingConfig, dataset_key
 
 if sys.platform != "win32":
     import fcntl
@@ -151,6 +151,20 @@ class RunFolder:
     ) -> None:
         if self._lock is not None:
             os.close(self._lock)
+
+    def load_dataset(self, config: TrainingConfig) -> KnowledgeGraph:
+        """The run's data set, from where `config` says that it lies now.
+
+        Raises:
+            InputError: It is not there, or its files are wrong.
+        """
+        moved = config.dataset == self.config.dataset and not Path(config.dataset).is_dir()
+        if moved and dataset_key(config.dataset) is None:
+            raise InputError(
+                f"{self.path}: its data set was the folder {config.dataset}, which is not there now: "
+                "wanted its new place, with --dataset"
+            )
+        return load_dataset(config.dataset, config.data_dir)
 
     def update(self, config: TrainingConfig) -> None:
         """Save the configuration of a run that goes on with other flags."""
