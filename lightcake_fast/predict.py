@@ -107,8 +107,7 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
 
 
 def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
-    if not options.json:
-        print("\t".join(COLUMNS))
+    header = "" if options.json else "\t".join(COLUMNS) + "\n"
     name = "stdin" if options.pairs == "-" else options.pairs
     console = Console(stderr=True)
     with (
@@ -122,10 +121,14 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
         task = progress.add_task("pairs", total=size)
         pairs = _checked(trained, file, name)
         while block := list(islice(pairs, PAIRS_PER_BLOCK)):
-            for prediction in trained.predict(block, options.top):
+            predictions = trained.predict(block, options.top)
+            print(header, end="")  # not before there is a row: an error stands alone
+            header = ""
+            for prediction in predictions:
                 print(_line(prediction, as_json=options.json))
             if size is not None:
                 progress.update(task, completed=file.tell())
+    print(header, end="")  # of a file without pairs
 
 
 def _checked(trained: TrainedModel, file: BinaryIO, name: str) -> Iterator[tuple[str, str]]:

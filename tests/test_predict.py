@@ -37,7 +37,9 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert cli.run(predict.main, list(arguments)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    found = capsys.readouterr()
+    assert found.out == "", "an error stands alone"
+    (line,) = found.err.splitlines()
     return line.removeprefix("error: ")
 
 
@@ -155,6 +157,16 @@ def test_pairs_from_stdin(
     assert row[:2] == list(PAIR)
 
 
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_pairs_gives_the_header_alone(
+    run: str, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text(content)
+    assert rows_of(output(capsys, run, "--pairs", str(file))) == [list(predict.COLUMNS)]
+    assert output(capsys, run, "--pairs", str(file), "--json") == ""
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -172,6 +184,12 @@ def test_lines_that_are_no_pair(
     file = tmp_path / "pairs.tsv"
     file.write_bytes("\t".join(PAIR).encode() + b"\n\n" + content)
     assert error(capsys, run, "--pairs", str(file)) == f"{file}:3: {message}"
+
+
+def test_no_rows_wanted_of_many_pairs(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("\t".join(PAIR), encoding="utf-8")
+    assert error(capsys, run, "--pairs", str(file), "--top", "0") == "top: got 0, wanted at least 1"
 
 
 def test_an_unknown_name_in_a_file_is_told_with_its_line(
