@@ -4,18 +4,28 @@ Everything d-wide is computed again; from the forward come the scores, the log-s
 Source: docs/op.md, "The gradient of one layer".
 """
 
-import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightcake_fast.kernels.cpu_compiler import ANY_SCORE, Pass, next_task, vectorized_pass
+from lightcake_fast.kernels.cpu_compiler import (
+    ANY_SCORE,
+    LINE,
+    LONG_ROW,
+    Pass,
+    light_pass,
+    next_task,
+    prefetch,
+    vectorized_pass,
+)
+from lightcake_fast.kernels.cpu_math import exp
 from lightcake_fast.kernels.cpu_scores import grad_h, grad_r, grad_t, phi_ent, phi_rel, slope
-from lightcake_fast.kernels.plan import Plan
+from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
 
 ROWS = 64  # rows of a task of the row products
-LINK = 5  # numbers a context triple hands from the relation pass to the entity pass
+LINK = 4  # numbers that a context triple hands from the relation pass to the entity pass: the last is empty
 
 
 @Pass
@@ -43,19 +53,21 @@ def product_pass(score: str, width: int, digest: int) -> Any:
 def relation_pass(score: str, width: int, digest: int) -> Any:
     """dL/ds of each raw triple and its inverse, and each chunk's share of dL/dr of both.
 
-    With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). Five numbers a
-    context triple go to the entity pass: its slope and beta; slope, beta and alpha of its inverse. Rows
-    moved a raw triple: e_h, e_t, g_h, g_t.
+    With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). ``link`` has
+    four numbers a context triple, in relation order, each triple's before its inverse's: first X and Y, then
+    for the entity pass slope, beta and alpha. Rows moved a raw triple: e_h, e_t, g_h, g_t.
     """
 
     def run(
-        x, y, g, q, head, tail, forward, inverse, chunk, chunk_row,
+        x, y, g, q, head, tail, chunk, chunk_row,
         s, lse_x, lse_y, product_x, product_y, link, part, tasks, counter,
     ):  # fmt: skip
         vectorized_pass()
         assert digest
         d = width if width > 0 else x.shape[1]
         zero = x.dtype.type(0)
+        block = 16 if d <= 128 else 8  # their rows stay in the first cache
+        short = d * x.itemsize < LONG_ROW
         p = next_task(counter)
         while p < tasks:
             row = chunk_row[p]
@@ -64,50 +76,63 @@ def relation_pass(score: str, width: int, digest: int) -> Any:
             for k in range(d):
                 part[p, k] = zero
                 part[p_back, k] = zero
-            for e0 in range(start, end, 2):
-                e1 = min(e0 + 1, end - 1)  # past the end the last triple is taken again, with weight zero
-                i0, i1, j0, j1 = head[e0], head[e1], tail[e0], tail[e1]
-                ent_a0, rel_a0, ent_b0, rel_b0 = zero, zero, zero, zero
-                ent_a1, rel_a1, ent_b1, rel_b1 = zero, zero, zero, zero
-                for k in range(d):
-                    r, r_back, q_r, q_back = y[row, k], y[back, k], q[row, k], q[back, k]
-                    h, t = x[i0, k], x[j0, k]
-                    ent_a0 += phi_ent(score, r, t) * g[i0, k]
-                    rel_a0 += phi_rel(score, h, t) * q_r
-                    ent_b0 += phi_ent(score, r_back, h) * g[j0, k]
-                    rel_b0 += phi_rel(score, t, h) * q_back
-                    h, t = x[i1, k], x[j1, k]
-                    ent_a1 += phi_ent(score, r, t) * g[i1, k]
-                    rel_a1 += phi_rel(score, h, t) * q_r
-                    ent_b1 += phi_ent(score, r_back, h) * g[j1, k]
-                    rel_b1 += phi_rel(score, t, h) * q_back
-                f0, f1, v0, v1 = forward[e0], forward[e1], inverse[e0], inverse[e1]
-                alpha_a0, beta_a0 = math.exp(s[f0] - lse_x[i0]), math.exp(s[f0] - lse_y[row])
-                alpha_b0, beta_b0 = math.exp(s[v0] - lse_x[j0]), math.exp(s[v0] - lse_y[back])
-                alpha_a1, beta_a1 = math.exp(s[f1] - lse_x[i1]), math.exp(s[f1] - lse_y[row])
-                alpha_b1, beta_b1 = math.exp(s[v1] - lse_x[j1]), math.exp(s[v1] - lse_y[back])
-                a0 = alpha_a0 * (ent_a0 - product_x[i0]) + beta_a0 * (rel_a0 - product_y[row])
-                b0 = alpha_b0 * (ent_b0 - product_x[j0]) + beta_b0 * (rel_b0 - product_y[back])
-                a1 = alpha_a1 * (ent_a1 - product_x[i1]) + beta_a1 * (rel_a1 - product_y[row])
-                b1 = alpha_b1 * (ent_b1 - product_x[j1]) + beta_b1 * (rel_b1 - product_y[back])
-                a0, b0 = slope(score, a0, s[f0]), slope(score, b0, s[v0])
-                a1, b1 = slope(score, a1, s[f1]), slope(score, b1, s[v1])
-                link[f0, 0], link[f0, 1], link[f0, 2], link[f0, 3] = a0, beta_a0, b0, beta_b0
-                link[v0, 0], link[v0, 1], link[v0, 2], link[v0, 3] = b0, beta_b0, a0, beta_a0
-                link[f1, 0], link[f1, 1], link[f1, 2], link[f1, 3] = a1, beta_a1, b1, beta_b1
-                link[v1, 0], link[v1, 1], link[v1, 2], link[v1, 3] = b1, beta_b1, a1, beta_a1
-                link[f0, 4], link[v0, 4], link[f1, 4], link[v1, 4] = alpha_b0, alpha_a0, alpha_b1, alpha_a1
-                if e0 + 1 >= end:
-                    a1, b1, alpha_a1, alpha_b1 = zero, zero, zero, zero
-                for k in range(d):
-                    r, r_back = y[row, k], y[back, k]
-                    h0, t0, h1, t1 = x[i0, k], x[j0, k], x[i1, k], x[j1, k]
-                    part[p, k] += grad_r(score, a0, alpha_a0, g[i0, k], h0, r, t0) + grad_r(
-                        score, a1, alpha_a1, g[i1, k], h1, r, t1
-                    )
-                    part[p_back, k] += grad_r(score, b0, alpha_b0, g[j0, k], t0, r_back, h0) + grad_r(
-                        score, b1, alpha_b1, g[j1, k], t1, r_back, h1
-                    )
+            for first in range(start, end, block):
+                last = min(first + block, end)
+                for e0 in range(first, last, 2):
+                    e1 = min(e0 + 1, last - 1)  # past the end the last triple is taken again
+                    i0, i1, j0, j1 = head[e0], head[e1], tail[e0], tail[e1]
+                    for e in range(min(e0 + 4, end), min(e0 + 6, end) if short else 0):
+                        if head[e] != head[e - 1]:
+                            for k in range(0, d, LINE):
+                                prefetch(x, head[e], k)
+                                prefetch(g, head[e], k)
+                        if tail[e] != tail[e - 1]:
+                            for k in range(0, d, LINE):
+                                prefetch(x, tail[e], k)
+                                prefetch(g, tail[e], k)
+                    ent_a0, rel_a0, ent_b0, rel_b0 = zero, zero, zero, zero
+                    ent_a1, rel_a1, ent_b1, rel_b1 = zero, zero, zero, zero
+                    for k in range(d):
+                        r, r_back, q_r, q_back = y[row, k], y[back, k], q[row, k], q[back, k]
+                        h, t = x[i0, k], x[j0, k]
+                        ent_a0 += phi_ent(score, r, t) * g[i0, k]
+                        rel_a0 += phi_rel(score, h, t) * q_r
+                        ent_b0 += phi_ent(score, r_back, h) * g[j0, k]
+                        rel_b0 += phi_rel(score, t, h) * q_back
+                        h, t = x[i1, k], x[j1, k]
+                        ent_a1 += phi_ent(score, r, t) * g[i1, k]
+                        rel_a1 += phi_rel(score, h, t) * q_r
+                        ent_b1 += phi_ent(score, r_back, h) * g[j1, k]
+                        rel_b1 += phi_rel(score, t, h) * q_back
+                    l0, l1 = 8 * e0, 8 * e1
+                    link[l0], link[l0 + 1], link[l0 + 4], link[l0 + 5] = ent_a0, rel_a0, ent_b0, rel_b0
+                    link[l1], link[l1 + 1], link[l1 + 4], link[l1 + 5] = ent_a1, rel_a1, ent_b1, rel_b1
+                for e in range(first, last):
+                    place, i, psi = 8 * e, head[e], s[2 * e]
+                    alpha, beta = exp(psi - lse_x[i]), exp(psi - lse_y[row])
+                    delta = alpha * (link[place] - product_x[i]) + beta * (link[place + 1] - product_y[row])
+                    link[place], link[place + 1], link[place + 2] = slope(score, delta, psi), beta, alpha
+                for e in range(first, last):
+                    place, i, psi = 8 * e + 4, tail[e], s[2 * e + 1]
+                    alpha, beta = exp(psi - lse_x[i]), exp(psi - lse_y[back])
+                    delta = alpha * (link[place] - product_x[i]) + beta * (link[place + 1] - product_y[back])
+                    link[place], link[place + 1], link[place + 2] = slope(score, delta, psi), beta, alpha
+                for e0 in range(first, last, 2):
+                    e1 = min(e0 + 1, last - 1)
+                    i0, i1, j0, j1, l0, l1 = head[e0], head[e1], tail[e0], tail[e1], 8 * e0, 8 * e1
+                    a0, alpha_a0, b0, alpha_b0 = link[l0], link[l0 + 2], link[l0 + 4], link[l0 + 6]
+                    a1, alpha_a1, b1, alpha_b1 = link[l1], link[l1 + 2], link[l1 + 4], link[l1 + 6]
+                    if e0 + 1 >= last:
+                        a1, b1, alpha_a1, alpha_b1 = zero, zero, zero, zero
+                    for k in range(d):
+                        r, r_back = y[row, k], y[back, k]
+                        h0, t0, h1, t1 = x[i0, k], x[j0, k], x[i1, k], x[j1, k]
+                        part[p, k] += grad_r(score, a0, alpha_a0, g[i0, k], h0, r, t0) + grad_r(
+                            score, a1, alpha_a1, g[i1, k], h1, r, t1
+                        )
+                        part[p_back, k] += grad_r(score, b0, alpha_b0, g[j0, k], t0, r_back, h0) + grad_r(
+                            score, b1, alpha_b1, g[j1, k], t1, r_back, h1
+                        )
             p = next_task(counter)
 
     return run
@@ -121,26 +146,39 @@ def entity_pass(score: str, width: int, digest: int) -> Any:
     """
 
     def run(
-        x, y, g, q, relation, tail, chunk, chunk_row, chunk_slot, task, link, out, part, tasks, counter
+        x, y, g, q, relation, tail, place, chunk, chunk_row, chunk_slot, task, link, out, part, tasks, counter
     ):  # fmt: skip
         vectorized_pass()
         assert digest
         d = width if width > 0 else x.shape[1]
         zero = x.dtype.type(0)
         half = y.shape[0] // 2
+        short = d * x.itemsize < LONG_ROW
+        near = np.empty((LONGEST_TASK, 5), x.dtype)
         n = next_task(counter)
         while n < tasks:
+            base, last = chunk[task[n]], chunk[task[n + 1]]
+            # the cache misses of all links at once, not one by one between the rows
+            for e in range(base, last):
+                own, other, m = 4 * place[e], 4 * (place[e] ^ 1), e - base
+                near[m, 0], near[m, 1] = link[own], link[own + 1]
+                near[m, 2], near[m, 3], near[m, 4] = link[other], link[other + 1], link[other + 2]
             for p in range(task[n], task[n + 1]):
                 row, slot = chunk_row[p], chunk_slot[p]
-                target, place = (out, row) if slot < 0 else (part, slot)
+                target, to = (out, row) if slot < 0 else (part, slot)
                 for k in range(d):
-                    target[place, k] = g[row, k] if slot < 0 else zero
+                    target[to, k] = g[row, k] if slot < 0 else zero
                 for e in range(chunk[p], chunk[p + 1]):
-                    r, t = relation[e], tail[e]
+                    r, t, m = relation[e], tail[e], e - base
                     back = r + half if r < half else r - half
-                    a, beta_a, b, beta_b, alpha_b = link[e, 0], link[e, 1], link[e, 2], link[e, 3], link[e, 4]
+                    if short:
+                        soon = tail[min(e + 4, last - 1)]
+                        for k in range(0, d, LINE):
+                            prefetch(x, soon, k)
+                            prefetch(g, soon, k)
+                    a, beta_a, b, beta_b, alpha_b = near[m, 0], near[m, 1], near[m, 2], near[m, 3], near[m, 4]
                     for k in range(d):
-                        target[place, k] += grad_h(
+                        target[to, k] += grad_h(
                             score, a, beta_a, q[r, k], x[row, k], y[r, k], x[t, k]
                         ) + grad_t(
                             score, b, alpha_b, g[t, k], beta_b, q[back, k], x[t, k], y[back, k], x[row, k]
@@ -150,7 +188,7 @@ def entity_pass(score: str, width: int, digest: int) -> Any:
     return run
 
 
-@Pass
+@light_pass
 def sum_pass(score: str, width: int, digest: int) -> Any:
     """The gradient of rows cut into chunks: their own plus their parts, in the order of the chunks."""
 
@@ -193,10 +231,10 @@ def backward(
     product_pass(ANY_SCORE, width, -(-len(x) // ROWS), g, new_x, x, product_x)
     product_pass(ANY_SCORE, width, -(-len(y) // ROWS), q, new_y, y, product_y)
 
-    link, part, grad_y = x.new_empty(len(s), LINK), x.new_empty(2 * chunks, width), torch.empty_like(y)
+    link, part, grad_y = x.new_empty(len(s) * LINK), x.new_empty(2 * chunks, width), torch.empty_like(y)
     relation_pass(
         score, width, chunks,
-        x, y, g, q, plan.head, plan.tail, plan.forward, plan.inverse,
+        x, y, g, q, plan.head, plan.tail,
         plan.relation_chunk, plan.relation_chunk_row,
         s, lse_x, lse_y, product_x, product_y, link, part,
     )  # fmt: skip
@@ -205,7 +243,7 @@ def backward(
     grad_x, part = torch.empty_like(x), x.new_empty(slots, width)
     entity_pass(
         score, width, len(plan.entity_task) - 1,
-        x, y, g, q, plan.context_relation, plan.context_tail,
+        x, y, g, q, plan.context_relation, plan.context_tail, plan.context_link,
         plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task,
         link, grad_x, part,
     )  # fmt: skip

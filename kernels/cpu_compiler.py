@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
-from numba.core import event
+from numba.core import cgutils, event
 from numba.extending import intrinsic
 
 # Sums may be reordered and multiplies fused; infinities and NaN keep their meaning (masks score -inf).
@@ -24,6 +24,8 @@ FAST: dict[str, Any] = {
     "boundscheck": False,
 }
 FIXED_WIDTHS = (32, 64, 128, 256, 512)  # compiled as constants; the other widths share one compilation
+LINE = 16  # columns between two prefetches: a cache line of float32
+LONG_ROW = 1024  # bytes: such rows the processor fetches ahead by itself, and asking for them costs time
 ANY_SCORE = ""  # for passes that do not depend on the score
 
 
@@ -37,10 +39,15 @@ class Pass:
 
     Threads of our own rather than Numba's: its pools spin beside PyTorch's, die in a fork or refuse
     concurrent callers, and a parallel region compiles several times slower.
+
+    Args:
+        make: as above.
+        tasks_a_helper: a thread more is called for every so many tasks: where a task is small, waking one
+            takes longer than doing it.
     """
 
-    def __init__(self, make: Callable[[str, int, int], Callable[..., None]]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[str, int, int], Callable[..., None]], tasks_a_helper: int = 1) -> None:
+        self._make, self._tasks_a_helper = make, tasks_a_helper
         self._compiled: dict[tuple[str, int, torch.dtype], Any] = {}
 
     def __call__(self, score: str, width: int, tasks: int, rows: torch.Tensor, *arguments: Any) -> None:
@@ -51,7 +58,7 @@ class Pass:
         if key not in self._compiled:
             self._compiled[key] = self._compile(key[0], key[1], arrays)
         run = functools.partial(self._compiled[key], *arrays)
-        helpers = min(torch.get_num_threads(), tasks) - 1
+        helpers = min(torch.get_num_threads() - 1, (tasks - 1) // self._tasks_a_helper)
         futures = [_pool(helpers, _flushes_denormals()).submit(run) for _ in range(helpers)]
         try:
             run()
@@ -65,6 +72,9 @@ class Pass:
         with event.install_listener("numba:compile", _notice):
             function.compile(tuple(numba.typeof(a) for a in arrays))
         return function
+
+
+light_pass = functools.partial(Pass, tasks_a_helper=128)  # for passes whose task is a row
 
 
 class _Notice(event.Listener):  # type: ignore[misc]
@@ -139,3 +149,22 @@ def next_task(typing_context: Any, counter: Any) -> Any:
         return builder.atomic_rmw("add", array.data, ir.IntType(64)(1), "monotonic")
 
     return types.int64(counter), generate
+
+
+@intrinsic
+def prefetch(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
+    """Ask for the cache line of ``rows[row, column]``."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        place = cgutils.get_item_pointer(
+            context, builder, signature.args[0], array, [arguments[1], arguments[2]], wraparound=False
+        )
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        reading, keep, data = number(0), number(3), number(1)
+        builder.call(function, [builder.bitcast(place, byte), reading, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(rows, types.intp, types.intp), generate

@@ -15,6 +15,7 @@ Array = npt.NDArray[np.int64]
 RELATION_CHUNK = 128  # raw triples: one partial sum a chunk, 8 bytes a context triple at d = 256
 ENTITY_CHUNK = 1024  # context triples: longer rows (hubs) are cut
 TASK_COST = 256  # context triples that a thread takes at a time
+LONGEST_TASK = TASK_COST + ENTITY_CHUNK  # context triples of a task, at most
 
 GPU_RELATION_CHUNKS = 4096  # programs that a card's latency asks for, where the graph has triples enough
 GPU_RELATION_CHUNK = (32, 256)  # raw triples of a chunk: shortest and longest
@@ -26,15 +27,13 @@ GPU_NO_CHUNK = -2  # the part that marks an empty place among them
 class Plan(NamedTuple):
     """Index tensors of a graph with T raw triples, E = 2T context triples, N entities, R raw relations.
 
-    Relation order sorts the raw triples by relation; ``forward`` and ``inverse`` give the places of a
-    triple and of its inverse in head order, which sorts all E context triples by their head. A chunk is
-    a run of triples of one row; a task is a run of chunks of about equal cost.
+    Relation order sorts the raw triples by relation, each followed by its inverse; head order sorts all E
+    context triples by their head. A chunk is a run of triples of one row; a task is a run of chunks of
+    about equal cost.
     """
 
     head: torch.Tensor  # [T] int32, relation order
     tail: torch.Tensor  # [T] int32, relation order
-    forward: torch.Tensor  # [T] int32, place of the triple in head order
-    inverse: torch.Tensor  # [T] int32, place of its inverse in head order
     triple: torch.Tensor  # [T] int32, place of the triple in the triples given
     relation_chunk: torch.Tensor  # [P + 1] int64, bounds in relation order
     relation_chunk_row: torch.Tensor  # [P] int32, raw relation
@@ -42,6 +41,7 @@ class Plan(NamedTuple):
     relation_part: torch.Tensor  # [2R + 1] int64, a row's parts among 2P: the chunks, then their inverses
     context_relation: torch.Tensor  # [E] int32 below 2R, head order
     context_tail: torch.Tensor  # [E] int32, head order
+    context_link: torch.Tensor  # [E] int32, head order: 2 * (place in relation order) + (1 for an inverse)
     entity_chunk: torch.Tensor  # [Q + 1] int64, bounds in head order
     entity_chunk_row: torch.Tensor  # [Q] int32, head
     entity_chunk_slot: torch.Tensor  # [Q] int32, place among the parts of cut rows, -1 in uncut rows
@@ -79,8 +79,6 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
 
     # equal relation rows of a head's context follow one another, so they are read from the cache
     by_head = np.lexsort((both_tails, both_relations, both_heads))
-    place = np.empty(2 * count, np.int64)
-    place[by_head] = np.arange(2 * count)
 
     # the side with fewer distinct entities first: its rows repeat within a chunk
     tail_repeats = _distinct(relation, tail, num_entities, num_relations) < _distinct(
@@ -89,6 +87,8 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
     tail_first = tail_repeats[relation]
     inner, outer = np.where(tail_first, head, tail), np.where(tail_first, tail, head)
     by_relation = np.lexsort((inner, outer, relation))
+    link = np.empty(2 * count, np.int64)
+    link[by_relation], link[by_relation + count] = 2 * np.arange(count), 2 * np.arange(count) + 1
 
     relation_first, relation_chunk, relation_chunk_row = cut_rows(
         np.bincount(relation, minlength=num_relations), RELATION_CHUNK
@@ -112,8 +112,6 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
     return Plan(
         head=ids(head[by_relation]),
         tail=ids(tail[by_relation]),
-        forward=ids(place[by_relation]),
-        inverse=ids(place[by_relation + count]),
         triple=ids(by_relation),
         relation_chunk=offsets(relation_chunk),
         relation_chunk_row=ids(relation_chunk_row),
@@ -121,6 +119,7 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
         relation_part=offsets(np.concatenate([relation_first[:-1], relation_first + relation_first[-1]])),
         context_relation=ids(both_relations[by_head]),
         context_tail=ids(both_tails[by_head]),
+        context_link=ids(link[by_head]),
         entity_chunk=offsets(entity_chunk),
         entity_chunk_row=ids(entity_chunk_row),
         entity_chunk_slot=ids(slot),
@@ -133,13 +132,17 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
 def build_gpu_plan(plan: Plan) -> GpuPlan:
     """Derive the records from a plan; they lie on its device."""
     device = plan.head.device
-    head, forward, inverse = (t.numpy(force=True) for t in (plan.head, plan.forward, plan.inverse))
-    relation, tail = plan.context_relation.numpy(force=True), plan.context_tail.numpy(force=True)
-    rows = plan.entity_chunk_row.numpy(force=True)
+    head, tail, relation, near, link, rows = (
+        ids.numpy(force=True)
+        for ids in (
+            plan.head, plan.tail, plan.context_relation, plan.context_tail, plan.context_link,
+            plan.entity_chunk_row,
+        )
+    )  # fmt: skip
     num_relations, count = len(plan.relation_row) // 2, len(head)
-
-    link = np.empty(2 * count, np.int64)
-    link[forward], link[inverse] = 2 * np.arange(count), 2 * np.arange(count) + 1
+    place = np.empty(2 * count, np.int64)  # in head order, of a triple and of its inverse
+    place[link] = np.arange(2 * count)
+    forward, inverse = place[0::2], place[1::2]
     back = np.where(relation < num_relations, relation + num_relations, relation - num_relations)
 
     shortest, longest = GPU_RELATION_CHUNK
@@ -166,10 +169,10 @@ def build_gpu_plan(plan: Plan) -> GpuPlan:
         return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(device)
 
     return GpuPlan(
-        raw=torch.stack([plan.head, plan.tail, plan.forward, plan.inverse], 1),
+        raw=ids(np.stack([head, tail, forward, inverse], 1)),
         triple=plan.triple,
         relation_chunk=ids(chunk[np.argsort(chunk[:, 0] - chunk[:, 1], kind="stable")]),
-        context=ids(np.stack([relation, tail, link, back], 1)),
+        context=ids(np.stack([relation, near, link, back], 1)),
         entity_chunk=ids(np.concatenate([_side_by_side(entity_chunk[kind]) for kind in (is_cut, ~is_cut)])),
         merge_row=ids(np.concatenate([np.arange(2 * num_relations), cut])),
         merge_part=ids(np.concatenate([[0], np.cumsum(parts)])),

@@ -110,8 +110,10 @@ def context_weights(
         _, _, s, lse_x, lse_y, *_ = _fused(entities, relations, graph, score, "both", mask, backend)
         heads, relation_ids, _ = graph.context_triples
         plan, given = graph.plan, torch.empty_like(s)
-        given[plan.triple] = s[plan.forward]
-        given[plan.triple + graph.num_triples] = s[plan.inverse]
+        if backend == "triton":  # its scores are in head order
+            s = torch.empty_like(s).index_copy_(0, plan.context_link.long(), s)
+        given[plan.triple] = s[0::2]
+        given[plan.triple + graph.num_triples] = s[1::2]
         alpha = (given - lse_x.index_select(0, heads)).exp()
         beta = (given - lse_y.index_select(0, relation_ids)).exp()
         return alpha.to(entities.dtype), beta.to(entities.dtype)

@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward
-from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
+from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward, cpu_math
+from lightcake_fast.kernels.cpu_compiler import FAST, FIXED_WIDTHS
 from lightcake_fast.ops import context_layer
 from tests.comparison import assert_bitwise_equal, assert_close
 from tests.graphs import CONTEXTS, GRAPHS, SCORES, layer_inputs, layer_results, random_rows
@@ -182,6 +183,33 @@ def test_no_array_of_triples_times_width(monkeypatch: pytest.MonkeyPatch) -> Non
     results = 2 * (x.nbytes + y.nbytes)
     assert sum(allocated) - results < 60 * 2 * len(triples)
     assert sum(allocated) - results > 20 * 2 * len(triples)  # what the passes hand on was counted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_exponential_function(dtype: torch.dtype) -> None:
+    """As close as the docstring says over the range of the weights; what has no number is told as such."""
+
+    @numba.njit(**FAST)  # type: ignore[untyped-decorator]
+    def exponentials(values: Any, results: Any) -> None:
+        for n in range(len(values)):
+            results[n] = cpu_math.exp(values[n])
+
+    random = torch.Generator().manual_seed(0)
+    x = torch.cat(
+        [-87.6 * torch.rand(20_000, generator=random), -(10 ** (-8 * torch.rand(2_000, generator=random)))]
+    )
+    x = torch.cat([x, torch.tensor([0.0, 1.0, 10.0, 87.9])]).to(dtype)
+    edges = torch.tensor([-torch.inf, torch.nan, -1e30], dtype=dtype)
+    results, at_edges = torch.empty_like(x), torch.empty_like(edges)
+    exponentials(x.numpy(), results.numpy())
+    exponentials(edges.numpy(), at_edges.numpy())
+    expected = x.double().exp()
+    error = ((results.double() - expected) / expected).abs()
+    assert error.max() < (4e-7 if dtype == torch.float32 else 1e-15)
+    assert error[x.abs() < 20].max() < (2e-7 if dtype == torch.float32 else 1e-15)
+    assert at_edges[0] == 0
+    assert at_edges[1].isnan()
+    assert at_edges[2] == 0
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

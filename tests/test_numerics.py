@@ -146,4 +146,5 @@ def test_what_is_no_number_stays_where_it_belongs(backend: str, score: str, valu
         sound = expected[table].isfinite()
         assert not sound.all()
         assert_close(values[sound], expected[table][sound], name=table, slack=4.0)
-        assert not values[~sound].isfinite().any() or not table.startswith("dL/"), table
+        if table.startswith("dL/") or backend == "numba":
+            assert not values[~sound].isfinite().any(), table
