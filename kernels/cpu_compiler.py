@@ -115,7 +115,8 @@ def _flushes_denormals() -> bool:
 def _sources_digest() -> int:
     """A number that changes with any kernel source: part of each pass's closure, so of its cache key."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("cpu_*.py")):
+    here = Path(__file__).parent
+    for path in (*sorted(here.glob("cpu_*.py")), here / "plan.py"):  # whose LONGEST_TASK is compiled in
         digest.update(path.read_bytes())
     return int.from_bytes(digest.digest()[:7], "big")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan as plans
-from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK, TASK_COST, Plan
+from lightcake_fast.kernels.plan import ENTITY_CHUNK, LONGEST_TASK, RELATION_CHUNK, TASK_COST, Plan
 from tests.comparison import assert_bitwise_equal
 from tests.graphs import GRAPHS, layer_inputs
 
@@ -77,6 +77,8 @@ def check_entity_chunks(graph: ContextGraph, plan: Plan, longest: int) -> None:
     assert plan.entity_task[0] == 0
     assert plan.entity_task[-1] == len(rows)
     assert (plan.entity_task.diff() > 0).all()
+    for what, bounds in (("triples", plan.entity_chunk[plan.entity_task]), ("chunks", plan.entity_task)):
+        assert (bounds.diff() <= LONGEST_TASK).all(), f"the passes keep numbers of a task's {what}"
 
 
 @pytest.mark.parametrize("name", GRAPHS)
