@@ -141,8 +141,7 @@ def relation_pass(score: str, width: int, digest: int) -> Any:
                         part[p, k] += sum_a
                         part[p_back, k] += sum_b
             if with_sums:
-                part_top[p] = top_a if top_a > low else zero
-                part_top[p_back] = top_b if top_b > low else zero
+                part_top[p], part_top[p_back] = top_a, top_b
                 part_total[p], part_total[p_back] = total_a, total_b
             p = next_task(counter)
 
