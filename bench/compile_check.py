@@ -26,7 +26,7 @@ from lightcake_fast.segments import Segments
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROW_BYTES = 16  # of a row that a lane loads at once
 # Barriers in loops that the gauge pays for: a cut row's merge runs once for each 32 parts, which is under 0.1
-# barriers a context triple on all four data sets (tests/test_kernel_cost.py)
+# barriers a context triple on all four data sets (tests/bench/test_kernel_cost.py)
 PAID_BARRIERS = {"gpu_merge.merge_pass": 1}
 _ROW_LOADS = ("load_tile", "load_row")  # functions of gpu_tiles.py
 
@@ -154,7 +154,7 @@ def _launches(case: Case) -> list[Launch]:
     if case.score != "segments":
         options: dict[str, Any] = {"score": case.score, "context": case.context, "masked": case.masked}
         return launch_layer(graph, case.target, width=case.width, dtype=dtype, **options).launches
-    from lightcake_fast.kernels import segment_gpu
+    from lightcake_fast.kernels import gpu_segments
 
     index = torch.randint(4, (1000,))  # four rows that are gathered often: cut
     bounds = torch.tensor([0, 200, *range(202, 1002, 2)])
@@ -163,8 +163,8 @@ def _launches(case: Case) -> list[Launch]:
     count = segments.num_segments
 
     def op() -> None:
-        out, lse = segment_gpu.forward(s, values, segments.plan, count)
-        segment_gpu.backward(out.to(dtype), s, values, out, lse, segments.plan)
+        out, lse = gpu_segments.forward(s, values, segments.plan, count)
+        gpu_segments.backward(out.to(dtype), s, values, out, lse, segments.plan)
 
     return record(case.target, op).launches
 

@@ -177,12 +177,12 @@ def _on(values: Tensor) -> AbstractContextManager[Any]:
 
 def _kernels(backend: str) -> Any:
     if backend == "triton":
-        from lightcake_fast.kernels import segment_gpu
+        from lightcake_fast.kernels import gpu_segments
 
-        return segment_gpu
-    from lightcake_fast.kernels import segment_cpu
+        return gpu_segments
+    from lightcake_fast.kernels import cpu_segments
 
-    return segment_cpu
+    return cpu_segments
 
 
 @torch.library.custom_op("lightcake_fast::segment_softmax_aggregate", mutates_args=())

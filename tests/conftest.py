@@ -23,7 +23,7 @@ def _few_threads() -> None:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny run that nothing stopped."""
-    from tests.training_runs import EPOCHS, run  # the package is imported after the lines above
+    from tests.support.training_runs import EPOCHS, run  # the package is imported after the lines above
 
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     assert run(folder, *EPOCHS) == 0

@@ -1,0 +1,136 @@
+"""What the benchmarks measure with: training without a run folder, peaks of memory, layers to compare."""
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.layers import (
+    BUILDERS,
+    LayerInput,
+    gathered_bytes,
+    largest_difference,
+    predicted_peak,
+    rgcn_layer,
+)
+from bench.test_layers import compared, rgcn_by_definition
+from lightcake_fast import train
+from lightcake_fast.efficiency import Training, peak_in_child, peak_of_call
+from lightcake_fast.graph import ContextGraph
+from tests.support.graphs import layer_inputs
+
+FLAGS: dict[str, Any] = {"dataset": "family:60", "dim": 8, "batch_size": 64, "backend": "reference"}
+MEGABYTE = 2**20
+
+
+@pytest.fixture(scope="module")
+def given() -> LayerInput:
+    return LayerInput.random(layer_inputs("degrees", 1, torch.float32)[2], 64)
+
+
+def test_training_is_that_of_the_command(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()]
+    assert train.main([*flags, "--epochs", "1", "--out", str(folder), "--quiet"]) == 0
+    training = Training(FLAGS)
+    training.epoch()
+    loss = re.search(r'"loss": ([\d.]+)', (folder / "metrics.jsonl").read_text())
+    assert loss is not None
+    assert training.loss_sum / len(training.graph.train) == float(loss.group(1))
+    mrr = re.search(
+        r'"valid": {"all": {"count": \d+, "mrr": ([\d.]+)', (folder / "metrics.jsonl").read_text()
+    )
+    assert mrr is not None
+    assert training.evaluate("valid").all.mrr == float(mrr.group(1))
+    assert f'"parameters": {training.parameters},' in (folder / "results.json").read_text()
+
+
+def test_steps_go_through_the_batches_again_and_again() -> None:
+    whole, single = Training(FLAGS), Training(FLAGS)
+    whole.epoch()
+    for _ in range(-(-len(single.graph.train) // 64)):
+        single.step()
+    assert single.loss_sum == whole.loss_sum
+    single.step()
+    assert single.loss_sum > whole.loss_sum
+
+
+def held(megabytes: int, given_back: int = 0) -> Callable[[], Iterable[Tensor]]:
+    """A computation that holds so much for a moment and gives a part of it back."""
+
+    def run() -> Iterable[Tensor]:
+        passing = torch.ones(megabytes * MEGABYTE, dtype=torch.uint8)
+        return [torch.ones(given_back * MEGABYTE, dtype=torch.uint8) * passing[0]]
+
+    return run
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told by Linux only")
+def test_peak_counts_what_is_held_but_not_what_is_given() -> None:
+    kept = torch.ones(64 * MEGABYTE, dtype=torch.uint8)  # there before
+    peak = peak_of_call(held(200, given_back=50), torch.device("cpu"))
+    assert peak == pytest.approx(250 * MEGABYTE, rel=0.1)  # two of 50 while the product is made
+    assert peak_of_call(held(10), torch.device("cpu")) < 30 * MEGABYTE
+    assert kept.any()
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told by Linux only")
+def test_peak_in_a_child() -> None:
+    peak = peak_in_child("tests.test_efficiency:held", 300)
+    assert peak is not None
+    assert peak == pytest.approx(300 * MEGABYTE, rel=0.1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told by Linux only")
+def test_a_child_that_fails_says_why() -> None:
+    with pytest.raises(
+        RuntimeError, match=r"measuring tests\.test_efficiency:nothing .*no attribute 'nothing'"
+    ):
+        peak_in_child("tests.test_efficiency:nothing")
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDERS if "compiled" not in name])
+def test_layers_of_the_benchmark_agree(name: str, given: LayerInput, peer: Callable[[str], Any]) -> None:
+    if name.startswith("PyG"):
+        peer("torch_geometric")
+    step = BUILDERS[name](given)
+    results = step.both()
+    outputs = step.forward()
+    split = [*(output.detach() for output in outputs), *step.backward(*outputs)]
+    assert largest_difference(results, split) < 1e-6, "forward and backward apart must do the same"
+    difference = largest_difference(*compared(name, given, results, BUILDERS["lightcake eager"](given).both))
+    assert difference < 1e-4
+
+
+def test_a_wrong_layer_is_noticed(given: LayerInput) -> None:
+    layer = rgcn_layer(given, "full")
+    right = rgcn_by_definition(layer, given)
+    with torch.no_grad():
+        layer.matrices[3] *= 1.01
+    assert largest_difference([layer(given.entities, given.graph)], [right]) > 5e-4
+
+
+def test_modelled_bytes(given: LayerInput) -> None:
+    row = 64 * 4
+    triples = 2 * len(given.graph.triples)
+    assert gathered_bytes(given, "lightcake", "both") == 6 * triples * row
+    assert gathered_bytes(given, "gather", "forward") == triples * row
+    assert gathered_bytes(given, "rgcn", "both") is None
+    tables = 2 * given.graph.num_relations * given.graph.num_entities * row
+    assert predicted_peak(given, "PyG RGCNConv") == tables
+    assert predicted_peak(given, "lightcake eager") == 10 * triples * row
+    assert predicted_peak(given, "lightcake") == 0
+
+
+def test_layer_parameters() -> None:
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [2, 1, 3]]), 5, 3)
+    given = LayerInput.random(graph, 64)
+    tables = 5 * 64 + 3 * 64
+    assert BUILDERS["lightcake"](given).parameters == tables + 3 * 64
+    assert BUILDERS["rgcn"](given).parameters == tables + 64 * 64 + 6 * 64 * 64
+    assert BUILDERS["rgcn block"](given).parameters == tables + 64 * 64 + 6 * 64 * 64 // 32
+    assert BUILDERS["gather"](given).parameters is None

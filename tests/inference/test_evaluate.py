@@ -1,0 +1,105 @@
+"""The evaluate command: training's figures again, groups that add up, runs side by side."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightcake_fast import TrainedModel, cli, evaluate
+from lightcake_fast.inference.breakdown import by_degree, by_relation
+from tests.support.trained_runs import train_run
+from tests.support.training_runs import run as train
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("trained")
+    return str(train_run(folder)), str(train_run(folder, "--layers", "0"))
+
+
+def lines(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> list[Any]:
+    assert cli.run(evaluate.main, [*arguments, "--json"]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_figures_are_those_of_training(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    results = json.loads((Path(runs[0]) / "results.json").read_text())
+    for flags, split in (([], "test"), (["--split", "valid"], "valid")):
+        (record,) = lines(capsys, [runs[0], *flags])
+        assert record == {"run": runs[0], "split": split, "ties": "realistic", **results[split]}
+
+
+def test_ties_by_flag(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    (record,) = lines(capsys, [runs[0], "--ties", "pessimistic"])
+    expected = TrainedModel.load(runs[0]).evaluate("test", "pessimistic").to_dict()
+    assert record == {"run": runs[0], "split": "test", "ties": "pessimistic", **expected}
+
+
+@pytest.mark.parametrize("by", ["relation", "degree"])
+def test_groups_add_up_to_the_whole(
+    runs: tuple[str, str], by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (record,) = lines(capsys, [runs[0], "--by", by])
+    groups = record["groups"]
+    assert len(groups) > 2
+    assert sum(group["count"] for group in groups) == record["all"]["count"]
+    for mean in ("mrr", "mr", "hits_at_1"):
+        total = sum(group["count"] * group[mean] for group in groups)
+        assert total / record["all"]["count"] == pytest.approx(record["all"][mean])
+
+
+def test_a_triple_is_in_the_group_of_its_relation_and_of_its_less_known_entity(runs: tuple[str, str]) -> None:
+    graph = TrainedModel.load(runs[0]).graph
+    relations = by_relation(graph, "test")
+    for group in relations:
+        assert {graph.relations[r] for r in graph.test[group.rows, 1]} == {group.name}
+    sizes = [len(group.rows) for group in relations]
+    assert sizes == sorted(sizes, reverse=True)
+
+    degrees = np.zeros(graph.num_entities, dtype=int)
+    for h, _, t in graph.train:
+        degrees[h] += 1
+        degrees[t] += 1
+    groups = by_degree(graph, "test")
+    for group in groups:
+        low, _, high = group.name.partition("-")
+        for h, _, t in graph.test[group.rows]:
+            assert int(low) <= min(degrees[h], degrees[t]) <= int(high or low)
+    assert groups[0].name == "0"
+    assert len(groups[0].rows) == 1  # the entity that training lacks
+
+
+def test_tables_for_people(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(evaluate.main, [runs[0], "--by", "relation"]) == 0
+    one = capsys.readouterr().out
+    mrr = json.loads((Path(runs[0]) / "results.json").read_text())["test"]["all"]["mrr"]
+    assert f"{mrr:.4f}" in one
+    assert "cousin" in one
+    assert "Hits@10" in one
+    assert cli.run(evaluate.main, [*runs, "--by", "degree"]) == 0
+    both = capsys.readouterr().out
+    row = next(line for line in both.splitlines() if line.startswith("│ 0 "))
+    for run in runs:
+        trained = TrainedModel.load(run)
+        (unseen,) = by_degree(trained.graph, "test")[0].rows
+        assert f" {1 / trained.ranks()[unseen].item():.4f} " in row
+
+
+def test_runs_of_two_data_sets_are_refused(
+    runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "other", "--epochs", "1") == 0
+    capsys.readouterr()
+    assert cli.run(evaluate.main, [runs[0], str(tmp_path / "other")]) == 2
+    assert "is of the data set family" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags", [["--split", "all"], ["--ties", "best"], ["--by", "head"], ["--backend", "x"]]
+)
+def test_wrong_values(runs: tuple[str, str], flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(evaluate.main, [runs[0], *flags]) == 2
+    assert f"argument {flags[0]}: invalid choice: '{flags[1]}'" in capsys.readouterr().err

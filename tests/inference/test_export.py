@@ -1,0 +1,116 @@
+"""The export command: what it writes is read back without the package, and scores as the model does."""
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from lightcake_fast import TrainedModel, cli, export
+from tests.support.trained_runs import PAIR, train_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_run(tmp_path_factory.mktemp("trained") / "runs", "--relation-bias")
+
+
+def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    with safe_open(path, framework="np") as file:
+        header = {key: json.loads(value) for key, value in file.metadata().items()}
+        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+
+
+def read_folder(path: Path) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
+    names = {}
+    for file in path.glob("*.tsv"):
+        lines = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines()]
+        assert [int(number) for number, _ in lines] == list(range(len(lines)))
+        names[file.stem] = [name for _, name in lines]
+    return {file.stem: np.load(file) for file in path.glob("*.npy")}, names
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), [("deep/out.safetensors", read_file), ("out", read_folder)], ids=["file", "folder"]
+)
+def test_what_is_written_scores_as_the_model(
+    run: Path, tmp_path: Path, name: str, read: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert callable(read)
+    target = tmp_path / name
+    assert cli.run(export.main, [str(run), "--to", str(target)]) == 0
+    assert str(target) in capsys.readouterr().out
+    tensors, names = read(target)
+    trained = TrainedModel.load(run)
+    assert names == {"entities": list(trained.graph.entities), "relations": list(trained.graph.relations)}
+    h, t = (names["entities"].index(entity) for entity in PAIR)
+    assert tensors["seen"][h]
+    assert tensors["seen"][t]
+    raw = tensors["relations"][: len(names["relations"])]
+    scores = (tensors["entities"][h] * raw * tensors["entities"][t]).sum(1) + tensors["relation_bias"]
+    exponents = np.exp(scores - scores.max())
+    (prediction,) = trained.predict([PAIR], top=3)
+    for candidate in prediction.relations:
+        expected = (exponents / exponents.sum())[names["relations"].index(candidate.relation)]
+        assert candidate.probability == pytest.approx(expected, rel=1e-4)
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_nothing_is_overwritten(
+    run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / name
+    target.write_text("precious")
+    assert cli.run(export.main, [str(run), "--to", str(target)]) == 2
+    assert capsys.readouterr().err == f"error: {target}: exists, wanted a new file or folder\n"
+    assert target.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("name", "writer"), [("out.safetensors", "safetensors.torch.save_file"), ("out", "numpy.save")]
+)
+def test_a_full_disk_leaves_nothing(
+    run: Path,
+    tmp_path: Path,
+    name: str,
+    writer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer, full)
+    assert cli.run(export.main, [str(run), "--to", str(tmp_path / name)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No space left on device" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_place_or_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(export.main, [str(run)]) == 2
+    assert cli.run(export.main, [str(tmp_path), "--to", str(tmp_path / "out")]) == 2
+    missing, no_run = capsys.readouterr().err.splitlines()
+    assert "--to" in missing
+    assert "holds no run" in no_run
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_a_disk_that_fills_leaves_nothing(
+    run: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*arguments: object, **keywords: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)  # the last act of writing the file
+    monkeypatch.setattr(Path, "write_text", full)  # after the arrays of the folder
+    assert cli.run(export.main, [str(run), "--to", str(tmp_path / name)]) == 1
+    printed = capsys.readouterr().err
+    assert "No space left on device" in printed
+    assert printed.count("\n") == 1
+    assert not list(tmp_path.iterdir())

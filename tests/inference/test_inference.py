@@ -1,0 +1,314 @@
+"""Trained models: answers against training's own figures and against computing them another way."""
+
+import dataclasses
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast import LightCAKE, TrainedModel, cli, evaluate
+from lightcake_fast.data import load_dataset
+from lightcake_fast.errors import InputError
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.inference import Explanation
+from lightcake_fast.reference import layer as reference
+from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
+from lightcake_fast.training.run_folder import BEST, RunFolder
+from tests.support.comparison import assert_close
+from tests.support.trained_runs import PAIR, UNSEEN, train_run
+
+LAYERS = ("--layers", "2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> TrainedModel:
+    return LightCAKE.load(train_run(folder, *LAYERS))
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> TrainedModel:
+    """A model without vectors for unknown entities."""
+    return TrainedModel.load(str(train_run(folder, *LAYERS, "--unseen-rate", "0")))
+
+
+def scores_by_hand(trained: TrainedModel, triples: np.ndarray, pair: tuple[int, int]) -> Tensor:
+    """Scores [R] of a seen pair in float64, from the tables and the reference layer alone."""
+    model = trained.model
+    assert isinstance(model, LightCAKE)
+    graph = ContextGraph.from_triples(triples, trained.graph.num_entities, trained.graph.num_relations)
+    entities, relations = model.entities.detach().double(), model.relations.detach().double()
+    for _ in range(model.layers):
+        entities, relations = reference.context_layer(
+            entities, relations, graph.context_triples, None, model.score, model.context
+        )
+    raw = relations[: trained.graph.num_relations]
+    scores = (entities[pair[0]] * raw * entities[pair[1]]).sum(1)
+    return scores if model.relation_bias is None else scores + model.relation_bias.detach().double()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        LAYERS,
+        ("--score", "transe", "--context", "entity"),
+        ("--layers", "0"),
+        ("--model", "a2n"),
+    ],
+)
+def test_evaluation_equals_that_of_training_to_the_last_bit(folder: Path, flags: tuple[str, ...]) -> None:
+    path = train_run(folder, *flags)
+    trained = TrainedModel.load(path)
+    results = json.loads((path / "results.json").read_text())
+    for split in ("valid", "test"):
+        assert trained.evaluate(split).to_dict() == results[split]
+
+
+def test_another_rule_for_ties_gives_other_ranks(trained: TrainedModel) -> None:
+    ranks = {ties: trained.ranks("test", ties).mean() for ties in ("optimistic", "pessimistic")}
+    assert ranks["optimistic"] <= trained.ranks("test").mean() <= ranks["pessimistic"]
+
+
+def test_predictions_are_the_softmax_of_the_scores(trained: TrainedModel) -> None:
+    graph = trained.graph
+    ids = graph.entities.index(PAIR[0]), graph.entities.index(PAIR[1])
+    expected = scores_by_hand(trained, graph.train, ids).softmax(0)
+    (found,) = trained.predict([PAIR], top=graph.num_relations + 5)
+    assert (found.head, found.tail, found.notes) == (*PAIR, ())
+    order = [graph.relations.index(candidate.relation) for candidate in found.relations]
+    assert order == expected.argsort(descending=True).tolist()
+    probabilities = torch.tensor([candidate.probability for candidate in found.relations])
+    assert_close(probabilities, expected[order], slack=10)
+    assert math.isclose(probabilities.sum(), 1, rel_tol=1e-5)
+    assert trained.predict([PAIR], top=2)[0].relations == found.relations[:2]
+
+
+def test_many_pairs_are_answered_as_one_by_one(trained: TrainedModel) -> None:
+    entities = trained.graph.entities
+    pairs = [*pairwise(entities[:20]), ("no such", PAIR[1]), (UNSEEN, UNSEEN)]
+    for pair, prediction in zip(pairs, trained.predict(iter(pairs)), strict=True):
+        (alone,) = trained.predict([pair])
+        assert [c.relation for c in prediction.relations] == [c.relation for c in alone.relations]
+        for ours, theirs in zip(prediction.relations, alone.relations, strict=True):
+            assert math.isclose(ours.probability, theirs.probability, rel_tol=1e-4)
+    assert trained.predict([]) == []
+
+
+@pytest.mark.parametrize("name", [UNSEEN, "no such name"])
+def test_the_learned_vectors_answer_for_unknown_entities(trained: TrainedModel, name: str) -> None:
+    model, tail = trained.model, trained.graph.entities.index(PAIR[1])
+    assert model.unknown_head is not None
+    assert model.relation_bias is not None
+    table = trained.embeddings()
+    raw = table.relations[: trained.graph.num_relations]
+    scores = (model.unknown_head.detach() * raw * table.entities[tail]).sum(1) + model.relation_bias.detach()
+    (found,) = trained.predict([(name, PAIR[1])], top=trained.graph.num_relations)
+    for candidate in found.relations:
+        expected = scores.softmax(0)[trained.graph.relations.index(candidate.relation)].item()
+        assert math.isclose(candidate.probability, expected, rel_tol=1e-4)
+    (note,) = found.notes
+    assert note.startswith(f"head {name!r} ")
+    assert note.endswith("the vector learned for unknown heads answers")
+
+
+def test_without_such_vectors_an_unknown_name_is_refused_with_the_nearest(plain: TrainedModel) -> None:
+    with pytest.raises(InputError, match=r"tail: got 'Dmitri Novak 21'.*nearest names are 'Dmitri Novák 21'"):
+        plain.predict([(PAIR[0], "Dmitri Novak 21")])
+    with pytest.raises(InputError, match=r"head: got '%%%'.*no name is near"):
+        plain.predict([("%%%", PAIR[1])])
+    (found,) = plain.predict([(UNSEEN, PAIR[1])])
+    assert found.notes == (f"head {UNSEEN!r} has no training triple: its embedding was never trained",)
+
+
+@pytest.mark.parametrize("top", [0, -1])
+def test_at_least_one_relation_is_wanted(trained: TrainedModel, top: int) -> None:
+    with pytest.raises(InputError, match=f"top: got {top}, wanted at least 1"):
+        trained.predict([PAIR], top=top)
+    with pytest.raises(InputError, match=f"top: got {top}, wanted at least 1"):
+        trained.explain(*PAIR, top=top)
+
+
+@pytest.fixture(scope="module")
+def explanation(trained: TrainedModel) -> Explanation:
+    return trained.explain(*PAIR, top=10_000)
+
+
+def test_weights_of_a_context_sum_to_one_in_each_layer(
+    trained: TrainedModel, explanation: Explanation
+) -> None:
+    train, graph = trained.graph.train, trained.graph
+    assert [context.of for context in explanation.contexts] == ["head", "tail", "relation"]
+    for context in explanation.contexts:
+        if context.of == "relation":
+            members = train[train[:, 1] == graph.relations.index(context.name)]
+        else:
+            end = graph.entities.index(context.name)
+            members = train[(train[:, 0] == end) | (train[:, 2] == end)]
+        names = {(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in members}
+        assert {(t.head, t.relation, t.tail) for t in context.triples} == names
+        assert context.size == len(context.triples) == len(members) > 1
+        for layer in range(2):
+            assert math.isclose(sum(t.weights[layer] for t in context.triples), 1, rel_tol=1e-5)
+        means = [sum(triple.weights) for triple in context.triples]
+        assert means == sorted(means, reverse=True)
+
+
+def test_weights_are_the_softmax_of_the_first_layers_scores(
+    trained: TrainedModel, explanation: Explanation
+) -> None:
+    model, graph = trained.model, trained.graph
+    entities, relations = model.entities.detach().double(), model.relations.detach().double()
+    head = graph.entities.index(PAIR[0])
+    scores = {}
+    for h, r, t in graph.train.tolist():
+        for h_, r_, t_ in ((h, r, t), (t, r + graph.num_relations, h)):
+            if h_ == head:
+                name = graph.entities[h], graph.relations[r], graph.entities[t]
+                scores[name] = (entities[h_] * relations[r_] * entities[t_]).sum().exp().item()
+    for triple in explanation.contexts[0].triples:
+        expected = scores[triple.head, triple.relation, triple.tail] / sum(scores.values())
+        assert math.isclose(triple.weights[0], expected, rel_tol=1e-4)
+
+
+def test_shares_are_those_of_a_graph_without_the_triple(
+    trained: TrainedModel, explanation: Explanation
+) -> None:
+    graph = trained.graph
+    pair = graph.entities.index(PAIR[0]), graph.entities.index(PAIR[1])
+    relation = graph.relations.index(explanation.relation)
+    whole = scores_by_hand(trained, graph.train, pair)[relation].item()
+    assert math.isclose(explanation.score, whole, rel_tol=1e-4)
+    moved = 0
+    for context in explanation.contexts:
+        for triple in context.triples[:4]:
+            ids = [
+                graph.entities.index(triple.head),
+                graph.relations.index(triple.relation),
+                graph.entities.index(triple.tail),
+            ]
+            kept = graph.train[(graph.train != ids).any(axis=1)]
+            assert len(kept) == len(graph.train) - 1
+            scores = scores_by_hand(trained, kept, pair)
+            score = scores[relation].item()
+            assert math.isclose(triple.score_without, score, rel_tol=1e-4, abs_tol=1e-5)
+            assert math.isclose(triple.share, (whole - score) / abs(whole), rel_tol=1e-2, abs_tol=1e-4)
+            probability = scores.softmax(0)[relation].item()
+            assert math.isclose(triple.probability_without, probability, rel_tol=1e-4)
+            moved += abs(triple.share) > 1e-3
+    assert moved > 3
+
+
+def test_top_lists_the_heaviest(trained: TrainedModel, explanation: Explanation) -> None:
+    few = trained.explain(*PAIR, top=2)
+    for short, long in zip(few.contexts, explanation.contexts, strict=True):
+        assert short == dataclasses.replace(long, triples=long.triples[:2])
+
+
+@pytest.mark.parametrize(("context", "expected"), [("entity", ["head", "tail"]), ("relation", ["relation"])])
+def test_only_contexts_that_the_model_has_explain(folder: Path, context: str, expected: list[str]) -> None:
+    path = train_run(folder, "--context", context)
+    found = TrainedModel.load(path).explain(*PAIR)
+    assert [context.of for context in found.contexts] == expected
+
+
+def test_an_unknown_name_has_no_context(trained: TrainedModel) -> None:
+    found = trained.explain("no such name", PAIR[1])
+    assert (found.contexts[0].size, found.contexts[0].triples) == (0, ())
+    assert found.contexts[1].size > 0
+    assert len(found.notes) == 1
+
+
+def test_a_model_without_context_cannot_explain(folder: Path) -> None:
+    for flags in (("--layers", "0"), ("--model", "a2n")):
+        path = train_run(folder, *flags)
+        with pytest.raises(InputError, match="no context layers"):
+            TrainedModel.load(path).explain(*PAIR)
+
+
+def test_embeddings_score_pairs_as_the_model_does(trained: TrainedModel) -> None:
+    table, graph = trained.embeddings(), trained.graph
+    assert (table.entity_names, table.relation_names) == (graph.entities, graph.relations)
+    assert table.entities.shape == (graph.num_entities, 6)
+    assert table.relations.shape == (2 * graph.num_relations, 6)
+    assert table.seen.tolist() == graph.seen_entities.tolist()
+    assert sorted(table.others) == ["relation_bias", "unknown_head", "unknown_tail"]
+    h, t = (table.entity_names.index(name) for name in PAIR)
+    raw = table.relations[: graph.num_relations]
+    scores = (table.entities[h] * raw * table.entities[t]).sum(1) + table.others["relation_bias"]
+    (best,) = trained.predict([PAIR], top=1)
+    assert graph.relations[int(scores.argmax())] == best.relations[0].relation
+
+
+def test_another_device_and_what_is_no_run(folder: Path, tmp_path: Path) -> None:
+    path = train_run(folder, "--seed", "7")
+    assert TrainedModel.load(path, device="cpu", backend="reference").config.backend == "reference"
+    with pytest.raises(InputError, match="device: got 'tpu'"):
+        TrainedModel.load(path, device="tpu")
+    with pytest.raises(InputError, match="holds no run"):
+        TrainedModel.load(tmp_path)
+
+
+def test_a_run_whose_first_epoch_is_not_done_has_no_weights(folder: Path) -> None:
+    path = train_run(folder, "--seed", "8")
+    (path / BEST).unlink()
+    with pytest.raises(InputError, match="holds no weights yet"):
+        TrainedModel.load(path)
+
+
+def test_a_data_folder_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = train_run(tmp_path / "runs")
+    before = TrainedModel.load(path).predict([PAIR])
+    moved = (tmp_path / "runs" / "data").rename(tmp_path / "moved")
+    with pytest.raises(InputError, match=r"its data set was the folder .*/data, which .* with --dataset$"):
+        LightCAKE.load(path)
+    assert LightCAKE.load(path, dataset=moved).predict([PAIR]) == before
+    with pytest.raises(InputError, match="made from another data set"):
+        LightCAKE.load(path, dataset="family:60")
+    capsys.readouterr()
+    assert cli.run(evaluate.main, [str(path), "--dataset", str(moved), "--json"]) == 0
+    results = json.loads((path / "results.json").read_text())
+    assert json.loads(capsys.readouterr().out)["all"] == results["test"]["all"]
+
+
+def rewritten(path: Path, weights: dict[str, Tensor]) -> Path:
+    """Replace the weights of a run by others that are as whole and as well signed."""
+    config = RunFolder.open(path).config
+    fingerprint = load_dataset(config.dataset).fingerprint
+    _, notes = load_checkpoint(path / BEST, config=config, fingerprint=fingerprint)
+    extra = {name: notes[name] for name in ("epoch", "valid_mrr")}
+    save_checkpoint(path / BEST, weights, config=config, fingerprint=fingerprint, notes=extra)
+    return path
+
+
+def test_weights_that_do_not_fit_or_are_no_numbers_are_refused(folder: Path) -> None:
+    path = train_run(folder, "--seed", "9")
+    good = dict(TrainedModel.load(path).model.state_dict())
+    for wrong, message in (
+        ({**good, "entities": good["entities"][:5]}, "does not fit the model: entities is .* wanted"),
+        (
+            {name: good[name] for name in good if name != "relations"},
+            "does not fit the model: it lacks relations",
+        ),
+        ({**good, "surplus": torch.zeros(3)}, "does not fit the model: it has surplus"),
+        (
+            {**good, "entities": good["entities"].double()},
+            "entities is torch.float64 .* torch.float32",
+        ),
+    ):
+        with pytest.raises(InputError, match=f"(?s){message}"):
+            TrainedModel.load(rewritten(path, wrong))
+    broken = {**good, "entities": torch.full_like(good["entities"], math.nan)}
+    trained = TrainedModel.load(rewritten(path, broken))
+    with pytest.raises(InputError, match="NaN or infinite"):
+        trained.predict([PAIR])
+    with pytest.raises(InputError, match="NaN or infinite"):
+        trained.evaluate()

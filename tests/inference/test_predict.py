@@ -1,0 +1,272 @@
+"""The predict command: one pair or a stream of them, as tables, TSV or JSON, explained and drawn."""
+
+import io
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lightcake_fast import TrainedModel, cli, predict
+from lightcake_fast.inference import figure
+from tests.support.trained_runs import PAIR, UNSEEN, train_run
+
+ONE = ["--head", PAIR[0], "--tail", PAIR[1]]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(train_run(tmp_path_factory.mktemp("trained")))
+
+
+@pytest.fixture(scope="module")
+def plain(run: str) -> str:
+    """A run without vectors for unknown entities and without context."""
+    return str(train_run(Path(run).parent, "--unseen-rate", "0", "--layers", "0"))
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    code = cli.run(predict.main, list(arguments))
+    found = capsys.readouterr()
+    assert (code, found.err) == (0, "")
+    return found.out
+
+
+def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.run(predict.main, list(arguments)) == 2
+    found = capsys.readouterr()
+    assert found.out == "", "an error stands alone"
+    (line,) = found.err.splitlines()
+    return line.removeprefix("error: ")
+
+
+def test_one_pair_as_a_table(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, run, *ONE, "--top", "3")
+    (expected,) = TrainedModel.load(run).predict([PAIR], top=3)
+    assert f"{PAIR[0]} → {PAIR[1]}" in text
+    rows = [line.split("│")[1:3] for line in text.splitlines() if line.startswith("│")]
+    assert [name.strip() for name, _ in rows] == [candidate.relation for candidate in expected.relations]
+    for (_, probability), candidate in zip(rows, expected.relations, strict=True):
+        assert float(probability) == pytest.approx(candidate.probability, abs=5e-5)
+    assert "note" not in text
+    assert "alpha" not in text
+
+
+def test_unknown_names_get_a_note_and_names_near(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, run, "--head", UNSEEN, "--tail", "Dmitri Novak 21")
+    assert f"note: head {UNSEEN!r} has no training triple" in text
+    assert "note: tail 'Dmitri Novak 21' is not in the data" in text
+    assert "names near 'Dmitri Novak 21': 'Dmitri Novák 21'" in text
+    assert f"names near {UNSEEN!r}" not in text
+
+
+def test_unknown_names_are_refused_by_a_model_without_vectors(
+    plain: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "'Dmitri Novák 21'" in error(capsys, plain, "--head", PAIR[0], "--tail", "Dmitri Novak 21")
+
+
+def test_explanation_for_people(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(capsys, run, *ONE, "--explain", "--top", "2")
+    explanation = TrainedModel.load(run).explain(*PAIR, top=2)
+    assert f"{explanation.relation}: score {explanation.score:.4f}" in text
+    for context in explanation.contexts:
+        assert f"context of {context.of} {context.name}" in text
+        held = sum(triple.weights[-1] for triple in context.triples)
+        assert f"2 of {context.size} triples, with {held:.0%} of the last layer's weight" in text
+        for triple in context.triples:
+            cells = [*(f" {weight:.4f} " for weight in triple.weights), f" {triple.share:+.1%} "]
+            cells += [f" {triple.probability_without:.4f} ", triple.head, triple.tail]
+            own = {context.name}  # the table's title has it
+            wanted = [cell for cell in cells if cell not in own]
+            assert any(all(cell in line for cell in wanted) for line in text.splitlines())
+
+
+def test_json_holds_the_explanation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads(output(capsys, run, *ONE, "--explain", "--json"))
+    explanation = TrainedModel.load(run).explain(*PAIR)
+    assert record["relations"][0]["relation"] == record["explanation"]["relation"] == explanation.relation
+    weights = [triple["weights"] for triple in record["explanation"]["contexts"][0]["triples"]]
+    assert weights == [list(triple.weights) for triple in explanation.contexts[0].triples]
+    assert "explanation" not in json.loads(output(capsys, run, *ONE, "--json"))
+
+
+def test_a_model_without_context_cannot_explain(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no context layers" in error(capsys, plain, *ONE, "--explain")
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [line.split("\t") for line in text.splitlines()]
+
+
+def test_many_pairs(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(predict, "PAIRS_PER_BLOCK", 3)
+    trained = TrainedModel.load(run)
+    names = trained.graph.entities
+    pairs = [*zip(names[:7], names[7:14], strict=True), ("no such name", UNSEEN)]
+    file = tmp_path / "pairs.tsv"
+    file.write_text("\ufeff" + "\r\n\r\n".join("\t".join(pair) for pair in pairs), encoding="utf-8")
+    expected = [trained.predict([pair], top=2)[0] for pair in pairs]
+
+    header, *rows = rows_of(output(capsys, run, "--pairs", str(file), "--top", "2"))
+    assert header == ["head", "tail", "rank", "relation", "probability", "note"]
+    flat = [
+        (prediction, rank, candidate)
+        for prediction in expected
+        for rank, candidate in enumerate(prediction.relations, 1)
+    ]
+    for row, (prediction, rank, candidate) in zip(rows, flat, strict=True):
+        assert row[:4] == [prediction.head, prediction.tail, str(rank), candidate.relation]
+        assert float(row[4]) == pytest.approx(candidate.probability, rel=1e-4)
+        assert row[5] == "; ".join(prediction.notes)
+    assert rows[-1][5].count("the vector learned for unknown") == 2
+
+    lines = output(capsys, run, "--pairs", str(file), "--top", "2", "--json").splitlines()
+    for line, prediction in zip(map(json.loads, lines), expected, strict=True):
+        assert (line["head"], line["tail"], line["notes"]) == (
+            prediction.head,
+            prediction.tail,
+            list(prediction.notes),
+        )
+        assert [c["relation"] for c in line["relations"]] == [c.relation for c in prediction.relations]
+
+
+def test_the_bar_on_a_terminal_leaves_stdout_to_the_answers(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(predict, "Console", partial(Console, force_terminal=True))
+    file = tmp_path / "pairs.tsv"
+    file.write_text("\t".join(PAIR), encoding="utf-8")
+    assert cli.run(predict.main, [run, "--pairs", str(file), "--top", "1"]) == 0
+    out, err = capsys.readouterr()
+    assert [row[:2] for row in rows_of(out)] == [["head", "tail"], list(PAIR)]
+    assert "pairs" in err
+
+
+def test_pairs_from_stdin(
+    run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin = SimpleNamespace(buffer=io.BytesIO("\t".join(PAIR).encode()))
+    monkeypatch.setattr("sys.stdin", stdin)
+    _, row = rows_of(output(capsys, run, "--pairs", "-", "--top", "1"))
+    assert row[:2] == list(PAIR)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+def test_a_file_without_pairs_gives_the_header_alone(
+    run: str, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text(content)
+    assert rows_of(output(capsys, run, "--pairs", str(file))) == [list(predict.COLUMNS)]
+    assert output(capsys, run, "--pairs", str(file), "--json") == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\n", "got 1 field, wanted head<TAB>tail"),
+        (b"a\tb\tc\n", "got 3 fields, wanted head<TAB>tail"),
+        (b"\tb\n", "got an empty name, wanted head<TAB>tail"),
+        (b"a\0\tb\n", "got a NUL byte, wanted text"),
+        (b"a\xff\tb\n", "got byte 0xff, wanted UTF-8 text"),
+        (b"a" * 100_000, "got a line of 65,536 bytes or more, wanted head<TAB>tail"),
+    ],
+)
+def test_lines_that_are_no_pair(
+    run: str, tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_bytes("\t".join(PAIR).encode() + b"\n\n" + content)
+    assert error(capsys, run, "--pairs", str(file)) == f"{file}:3: {message}"
+
+
+def test_no_rows_wanted_of_many_pairs(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text("\t".join(PAIR), encoding="utf-8")
+    assert error(capsys, run, "--pairs", str(file), "--top", "0") == "top: got 0, wanted at least 1"
+
+
+def test_an_unknown_name_in_a_file_is_told_with_its_line(
+    plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pairs.tsv"
+    file.write_text(f"{PAIR[0]}\t{PAIR[1]}\n{PAIR[0]}\tnobody\n", encoding="utf-8")
+    assert error(capsys, plain, "--pairs", str(file)).startswith(f"{file}:2: tail: got 'nobody', wanted")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--head", "a"], "got one of --head and --tail, wanted both"),
+        (["--tail", "a"], "got one of --head and --tail, wanted both"),
+        ([], "wanted either --head and --tail, or --pairs"),
+        ([*ONE, "--pairs", "x"], "wanted either --head and --tail, or --pairs"),
+        (["--pairs", "x", "--explain"], "--explain and --figure are for one pair"),
+        (["--pairs", "x", "--figure", "x.png"], "--explain and --figure are for one pair"),
+        ([*ONE, "--figure", "x.gif"], "figure: got 'x.gif', wanted a name that ends in .png, .svg, .pdf"),
+        ([*ONE, "--figure", "no/such/x.png"], "figure: wanted an existing folder, got no/such"),
+        ([*ONE, "--top", "0"], "top: got 0, wanted at least 1"),
+        (["--pairs", "no such file"], "no such file: No such file or directory"),
+    ],
+)
+def test_arguments_that_do_not_fit(
+    run: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in error(capsys, run, *arguments)
+
+
+def texts(axes: Any) -> list[str]:
+    return [text.get_text() for text in axes.texts if text.get_text()]
+
+
+@pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_figures(
+    run: str, tmp_path: Path, suffix: str, magic: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the plots extra")
+    path = tmp_path / f"why.{suffix}"
+    assert "alpha" not in output(capsys, run, *ONE, "--figure", str(path))
+    assert path.read_bytes().startswith(magic)
+
+
+def test_a_figure_names_what_is_explained_and_widens_with_the_weight(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
+    drawn = []
+    monkeypatch.setattr(matplotlib_figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    explanation = TrainedModel.load(run).explain(*PAIR, top=4)
+    figure.draw(explanation, tmp_path / "why.png")
+    top, bottom = drawn[0].axes
+    for context in explanation.contexts:
+        axes = bottom if context.of == "relation" else top
+        shown = texts(axes)
+        widths = sorted(
+            text.arrow_patch.get_linewidth() for text in axes.texts if getattr(text, "arrow_patch", None)
+        )
+        for triple in context.triples:
+            assert triple.head in shown
+            assert triple.tail in shown
+        heaviest = max(triple.weights[-1] for triple in context.triples)
+        assert widths[-1] >= figure.MIN_WIDTH + (figure.MAX_WIDTH - figure.MIN_WIDTH) * heaviest - 1e-6
+    assert explanation.relation in texts(top)
+
+
+def test_a_pair_of_one_entity_is_drawn(run: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the plots extra")
+    figure.draw(TrainedModel.load(run).explain(PAIR[0], PAIR[0]), tmp_path / "why.png")
+    assert (tmp_path / "why.png").stat().st_size > 1000
+
+
+def test_a_figure_without_matplotlib(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(figure, "find_spec", lambda name: None)
+    message = error(capsys, run, *ONE, "--figure", str(tmp_path / "why.png"))
+    assert message == "figure: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'"

@@ -1,0 +1,361 @@
+"""The baselines: scores against formulas and PyKEEN, R-GCN against dense algebra and PyG, training."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast import train
+from lightcake_fast.errors import InputError
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models import A2N, DECOMPOSITIONS, MODELS, RGCN, RelationModel, RGCNLayer
+from lightcake_fast.models.neighbours import neighbours
+from lightcake_fast.training.config import OWN_FIELDS
+from lightcake_fast.training.model import build_model
+from lightcake_fast.training.presets import resolve
+from tests.support.comparison import assert_bitwise_equal, assert_close
+from tests.support.graphs import GRAPHS, layer_inputs
+
+N, R, D = 7, 3, 6
+PLAIN = ("transe", "distmult", "complex", "simple", "rotate", "transh", "transr")
+
+
+def made(name: str, **options: Any) -> RelationModel:
+    """A small model in float64 with random values in every parameter."""
+    settings: dict[str, Any] = {
+        "dim": D,
+        "dtype": torch.float64,
+        "generator": torch.Generator().manual_seed(0),
+    }
+    if name in ("lightcake", "rgcn"):
+        settings["layers"] = 2
+    model = MODELS[name](N, R, **settings | options).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(generator=settings["generator"])
+    return model
+
+
+def rows(model: RelationModel, h: int, r: int, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    return model.entities[h], model.relations[r], model.entities[t]
+
+
+def length(row: Tensor) -> Tensor:
+    return row.square().sum().sqrt()
+
+
+def complex_row(row: Tensor) -> Tensor:
+    real, imaginary = row.chunk(2)
+    return torch.complex(real, imaginary)
+
+
+def by_formula(model: RelationModel, name: str, h: int, r: int, t: int) -> Tensor:
+    """The score of one triple, written out."""
+    e_h, e_r, e_t = rows(model, h, r, t)
+    if name == "distmult":
+        return (e_h * e_r * e_t).sum()
+    if name == "transe":
+        return -length(e_h + e_r - e_t)
+    if name == "complex":
+        return torch.real((complex_row(e_h) * complex_row(e_r) * complex_row(e_t).conj()).sum())
+    if name == "rotate":
+        turn = torch.complex(e_r.cos(), e_r.sin())
+        return -(complex_row(e_h) * turn - complex_row(e_t)).abs().square().sum().sqrt()
+    if name == "simple":
+        (h_head, h_tail), (r_own, r_inverse), (t_head, t_tail) = (row.chunk(2) for row in (e_h, e_r, e_t))
+        return ((h_head * r_own * t_tail).sum() + (t_head * r_inverse * h_tail).sum()) / 2
+    if name == "transh":
+        w = model.get_parameter("normals")[r]
+        w = w / length(w)
+        return -length((e_h - (w @ e_h) * w) + e_r - (e_t - (w @ e_t) * w))
+    assert name == "transr"
+    matrix = model.get_parameter("projections")[r]
+    return -length(e_h @ matrix + e_r - e_t @ matrix)
+
+
+def by_pykeen(modules: Any, model: RelationModel, name: str) -> Callable[[int, int, int], Tensor]:
+    """PyKEEN's interaction of the same name, given the model's rows in its format."""
+    if name in ("complex", "rotate"):
+        interaction = modules.ComplExInteraction() if name == "complex" else modules.RotatEInteraction()
+
+        def score(h: int, r: int, t: int) -> Tensor:
+            e_h, e_r, e_t = rows(model, h, r, t)
+            relation = complex_row(e_r) if name == "complex" else torch.complex(e_r.cos(), e_r.sin())
+            return cast("Tensor", interaction(complex_row(e_h), relation, complex_row(e_t)))
+
+        return score
+    if name == "simple":
+        interaction = modules.SimplEInteraction()
+
+        def score(h: int, r: int, t: int) -> Tensor:
+            head, relation, tail = (row.chunk(2) for row in rows(model, h, r, t))
+            # it multiplies first with first and second with second: the tail's halves change places
+            return cast("Tensor", interaction(head, relation, tail[::-1]))
+
+        return score
+    if name in ("transe", "distmult"):
+        interaction = modules.TransEInteraction(p=2) if name == "transe" else modules.DistMultInteraction()
+        return lambda h, r, t: interaction(*rows(model, h, r, t))
+    if name == "transh":
+        interaction = modules.TransHInteraction(p=2)
+        normals = torch.nn.functional.normalize(model.get_parameter("normals"), dim=1)
+        return lambda h, r, t: interaction(
+            model.entities[h], (normals[r], model.relations[r]), model.entities[t]
+        )
+    interaction = modules.TransRInteraction(p=2, power_norm=False, max_projection_norm=1e9)
+    matrices = model.get_parameter("projections")
+    return lambda h, r, t: interaction(
+        model.entities[h], (model.relations[r], matrices[r]), model.entities[t]
+    )
+
+
+def assert_scores(name: str, one: Callable[[int, int, int], Tensor], model: RelationModel) -> None:
+    """Compare a model's scores of some pairs with those of single triples."""
+    pairs = torch.tensor([[0, 1], [5, 5], [2, 6]])
+    actual = model.relation_scores((model.entities, model.relations), pairs)
+    wanted = torch.stack([torch.stack([one(h, r, t) for r in range(R)]) for h, t in pairs.tolist()])
+    assert_close(actual, wanted, name=name)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_scores_are_their_formulas(name: str) -> None:
+    model = made(name)
+    assert_scores(name, lambda h, r, t: by_formula(model, name, h, r, t), model)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_scores_are_those_of_pykeen(name: str, peer: Callable[[str], Any]) -> None:
+    model = made(name)
+    assert_scores(name, by_pykeen(peer("pykeen.nn.modules"), model, name), model)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_plain_score_has_no_context(name: str) -> None:
+    model = made(name)
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]]), N, R)
+    for refined, table in zip(model.refine(graph), (model.entities, model.relations), strict=True):
+        assert_bitwise_equal(refined, table)
+
+
+def adjacency(graph: ContextGraph, mask: Tensor | None) -> Tensor:
+    """A_r of all 2R relations, (2R, N, N): the mean over the neighbours that the mask leaves."""
+    head, relation, tail = graph.context_triples
+    live = torch.ones(len(head), dtype=torch.bool) if mask is None else ~mask.repeat(2)
+    dense = torch.zeros(2 * graph.num_relations, graph.num_entities, graph.num_entities, dtype=torch.float64)
+    dense.index_put_(
+        (relation[live], head[live], tail[live]), torch.ones((), dtype=torch.float64), accumulate=True
+    )
+    return dense / dense.sum(2, keepdim=True).clamp_min(1)
+
+
+def relation_matrices(layer: RGCNLayer) -> Tensor:
+    """The 2R matrices (2R, d, d) that a layer stands for."""
+    if layer.coefficients is not None:
+        return torch.einsum("rb,bde->rde", layer.coefficients, layer.matrices)
+    return torch.stack([torch.block_diag(*blocks) for blocks in layer.matrices])  # type: ignore[no-untyped-call]
+
+
+def rgcn_layer(graph: ContextGraph, decomposition: str, dtype: torch.dtype = torch.float64) -> RGCNLayer:
+    generator = torch.Generator().manual_seed(3)
+    return RGCNLayer(
+        graph.num_relations, D, decomposition=decomposition, bases=2, generator=generator, dtype=dtype
+    )
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
+@pytest.mark.parametrize("graph_name", GRAPHS)
+def test_rgcn_layer_is_its_dense_algebra(graph_name: str, decomposition: str, masked: bool) -> None:
+    x, _, graph, mask = layer_inputs(graph_name, D, torch.float64)
+    layer = rgcn_layer(graph, decomposition)
+    x.requires_grad_()
+    chosen = mask if masked else None
+    wanted = x @ layer.root + torch.einsum(
+        "rnm,md,rde->ne", adjacency(graph, chosen), x, relation_matrices(layer)
+    )
+    actual = layer(x, graph, chosen)
+    assert_close(actual, wanted, slack=10.0)
+    gradient = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(4))
+    names = ["entities", *dict(layer.named_parameters())]
+    inputs = [x, *layer.parameters()]
+    found, expected = (torch.autograd.grad(out, inputs, gradient) for out in (actual, wanted))
+    for name, ours, theirs in zip(names, found, expected, strict=True):
+        assert_close(ours, theirs, name=name, slack=10.0)
+
+
+@pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
+def test_rgcn_layer_is_that_of_torch_geometric(decomposition: str, peer: Callable[[str], Any]) -> None:
+    geometric = peer("torch_geometric.nn")
+    x, _, graph, _ = layer_inputs("degrees", D, torch.float32)
+    layer = rgcn_layer(graph, decomposition, torch.float32)
+    sizes = {"full": {}, "basis": {"num_bases": 2}, "block": {"num_blocks": 2}}[decomposition]
+    theirs = geometric.RGCNConv(D, D, 2 * graph.num_relations, bias=False, **sizes)
+    state: dict[str, Tensor] = {"root": layer.root, "weight": layer.matrices}
+    if decomposition == "full":
+        state["weight"] = layer.matrices[:, 0]
+    if layer.coefficients is not None:
+        state["comp"] = layer.coefficients
+    theirs.load_state_dict({name: weight.detach() for name, weight in state.items()})
+    head, relation, tail = graph.context_triples
+    assert_close(layer(x, graph), theirs(x, torch.stack([tail, head]), relation), slack=5.0)
+
+
+def test_rgcn_puts_relu_between_its_layers() -> None:
+    x, _, graph, mask = layer_inputs("degrees", D, torch.float64)
+    model = RGCN(graph.num_entities, graph.num_relations, dim=D, layers=3, dtype=torch.float64).eval()
+    with torch.no_grad():
+        model.entities.copy_(x)
+    wanted = x
+    for n, layer in enumerate(model.convolutions):
+        wanted = layer(wanted.relu() if n else wanted, graph, mask)
+    refined = model.refine(graph, mask=mask)
+    assert_bitwise_equal(refined[0], wanted)
+    assert_bitwise_equal(refined[1], model.relations)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a2n_by_hand(masked: bool) -> None:
+    x, y, graph, mask = layer_inputs("degrees", D, torch.float64)
+    model = A2N(graph.num_entities, graph.num_relations, dim=D, dtype=torch.float64).eval()
+    with torch.no_grad():
+        model.entities.copy_(x)
+        model.relations.copy_(y)
+    refined, relations = model.refine(graph, mask=mask if masked else None, backend="reference")
+    triples = torch.stack(graph.context_triples, 1)
+    if masked:
+        triples = triples[~mask.repeat(2)]
+    for h in range(graph.num_entities):
+        own = triples[triples[:, 0] == h]
+        near = y[own[:, 1]] @ model.of_relation + x[own[:, 2]] @ model.of_tail
+        alpha = (near @ x[h] / D**0.5).softmax(0)
+        assert_close(
+            refined[h],
+            x[h] @ model.of_self + alpha @ near @ model.of_neighbours,
+            name=f"entity {h}",
+            slack=10.0,
+        )
+    assert_bitwise_equal(relations, model.relations)
+
+
+def test_orders_of_a_graph_are_made_once_and_go_with_it() -> None:
+    graph = ContextGraph.from_triples(torch.tensor([[0, 1, 2], [3, 0, 1]]), 5, 2)
+    assert neighbours(graph) is neighbours(graph)
+    again = ContextGraph.from_triples(graph.triples, 5, 2)
+    assert neighbours(again) is not neighbours(graph)
+
+
+def closed_form(name: str, n: int, r: int, d: int, layers: int, bases: int, decomposition: str) -> int:
+    """Parameters without bias and unknown vectors."""
+    tables = n * d + r * d
+    if name == "lightcake":
+        return tables + (r * d if layers else 0)
+    if name == "rotate":
+        return n * d + r * d // 2
+    if name == "transh":
+        return tables + r * d
+    if name == "transr":
+        return tables + r * d * d
+    if name == "a2n":
+        return tables + r * d + 4 * d * d
+    if name == "rgcn":
+        each = {
+            "full": 2 * r * d * d,
+            "basis": bases * d * d + 2 * r * bases,
+            "block": 2 * r * d * d // bases,
+        }
+        return tables + layers * (d * d + each[decomposition])
+    return tables
+
+
+@pytest.mark.parametrize("sizes", [(40_943, 11), (63_917, 198), (14_541, 237), (9_203, 14), (5, 1)])
+@pytest.mark.parametrize("name", MODELS)
+def test_parameter_counts(name: str, sizes: tuple[int, int]) -> None:
+    n, r = sizes
+    for decomposition in DECOMPOSITIONS if name == "rgcn" else ("basis",):
+        for layers in (0, 2) if name == "lightcake" else (1, 2) if name == "rgcn" else (0,):
+            flags: dict[str, Any] = {"model": name, "dim": 16, "relation_bias": True, "unseen_rate": 0.1}
+            flags |= {"layers": layers} if "layers" in OWN_FIELDS.get(name, ()) else {}
+            flags |= {"decomposition": decomposition, "bases": 4} if name == "rgcn" else {}
+            with torch.device("meta"):
+                model = build_model(resolve(flags), n, r)
+            count = sum(weight.numel() for weight in model.parameters())
+            assert count == closed_form(name, n, r, 16, layers, 4, decomposition) + r + 2 * 16
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_reach_every_parameter(name: str) -> None:
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [2, 1, 3], [4, 2, 5], [6, 2, 0]]), N, R)
+    model = made(name, relation_bias=True, unseen_rate=0.9).train()
+    refined = model.refine(graph, backend="reference", generator=torch.Generator().manual_seed(0))
+    pairs = torch.arange(N).repeat(2, 1).T.repeat(9, 1).contiguous()
+    pairs[:, 1] = (pairs[:, 1] * 3 + 1) % N
+    scores = model.relation_scores(refined, pairs, generator=torch.Generator().manual_seed(0))
+    gradients = torch.autograd.grad(scores.logsumexp(1).sum(), list(model.parameters()))
+    for (weight, _), gradient in zip(model.named_parameters(), gradients, strict=True):
+        assert gradient.isfinite().all(), weight
+        assert gradient.any(), weight
+
+
+@pytest.mark.parametrize("name", PLAIN[:1] + PLAIN[4:])
+def test_lengths_of_zero_have_finite_gradients(name: str) -> None:
+    model = made(name)
+    with torch.no_grad():
+        model.relations.zero_()
+    scores = model.relation_scores((model.entities, model.relations), torch.tensor([[1, 1]]))
+    assert scores.abs().max() < 1e-6
+    for gradient in torch.autograd.grad(scores.sum(), list(model.parameters()), allow_unused=True):
+        assert gradient is None or gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "lightcake"])
+def test_the_driver_trains_every_model(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    flags = ["--dataset", "family:60", "--model", name, "--dim", "8", "--batch-size", "64", "--lr", "0.02"]
+    flags += ["--epochs", "3", "--patience", "3", "--quiet", "--out", str(folder)]
+    if "backend" in OWN_FIELDS.get(name, ()):
+        flags += ["--backend", "reference"]
+    assert train.main(flags) == 0
+    losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.98 * losses[0]
+    results = json.loads((folder / "results.json").read_text())
+    assert results["model"] == name
+    before = (folder / "results.json").read_bytes()
+    assert train.main(["--resume", str(folder), "--quiet"]) == 0
+    assert (folder / "results.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"model": "transx"}, "model: got 'transx', wanted one of lightcake, distmult, transe, "),
+        ({"model": "transe", "layers": 2}, "layers: transe has no such setting, only lightcake, rgcn have"),
+        ({"model": "rgcn", "score": "transe"}, "score: rgcn has no such setting, only lightcake have"),
+        ({"bases": 2}, "bases: lightcake has no such setting, only rgcn have"),
+        ({"model": "a2n", "context": "entity"}, "context: a2n has no such setting"),
+        ({"model": "rgcn", "bases": 0}, "bases: got 0, wanted a whole number of at least 1"),
+    ],
+)
+def test_settings_that_a_model_does_not_have(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolve(flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"model": "complex", "dim": 5}, "dim: got 5, wanted an even number for complex"),
+        ({"model": "rotate", "dim": 7}, "dim: got 7, wanted an even number for rotate"),
+        (
+            {"model": "rgcn", "decomposition": "block", "dim": 10, "bases": 4},
+            "dim: got 10, wanted a multiple of the 4 blocks",
+        ),
+    ],
+)
+def test_widths_that_do_not_fit(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        build_model(resolve(flags), N, R)

@@ -1,0 +1,245 @@
+"""The model: its parameters, refinement and scores against formulas, dropout and unknown entities."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models import LightCAKE
+from lightcake_fast.ops import context_layer
+from tests.support.comparison import assert_bitwise_equal, assert_close
+from tests.support.graphs import CONTEXTS, SCORES, layer_inputs
+
+N, R, D = 60, 10, 5  # of the graph `degrees`
+
+
+@pytest.fixture
+def graph() -> ContextGraph:
+    return layer_inputs("degrees", 1, torch.float64)[2]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def model(layers: int = 2, **options: Any) -> LightCAKE:
+    settings: dict[str, Any] = {"dim": D, "generator": seeded(), "dtype": torch.float64}
+    return LightCAKE(N, R, layers=layers, **settings | options)
+
+
+@pytest.mark.parametrize("layers", [0, 1, 4])
+@pytest.mark.parametrize("relation_bias", [False, True])
+@pytest.mark.parametrize("unseen_rate", [0.0, 0.3])
+def test_the_context_adds_no_weights(layers: int, relation_bias: bool, unseen_rate: float) -> None:
+    shapes: dict[str, tuple[int, ...]] = {"entities": (N, D), "relations": (2 * R if layers else R, D)}
+    if relation_bias:
+        shapes["relation_bias"] = (R,)
+    if unseen_rate:
+        shapes |= {"unknown_head": (D,), "unknown_tail": (D,)}
+    made = model(layers, relation_bias=relation_bias, unseen_rate=unseen_rate, dtype=torch.float32)
+    assert {name: tuple(p.shape) for name, p in made.named_parameters()} == shapes
+    assert {name: tuple(t.shape) for name, t in made.state_dict().items()} == shapes
+    assert all(p.dtype == torch.float32 and p.requires_grad and p.is_leaf for p in made.parameters())
+    count = N * D + (2 if layers else 1) * R * D + R * relation_bias + 2 * D * (unseen_rate > 0)
+    assert sum(p.numel() for p in made.parameters()) == count
+
+
+def test_tables_are_xavier_uniform() -> None:
+    made = LightCAKE(300, 40, dim=60, layers=1, relation_bias=True, unseen_rate=0.1, generator=seeded())
+    head, tail = made.get_parameter("unknown_head"), made.get_parameter("unknown_tail")
+    # a vector counts as a table of one row
+    for table, rows in ((made.entities, 300), (made.relations, 80), (head, 1)):
+        bound = (6 / (rows + 60)) ** 0.5
+        assert table.abs().max() <= bound
+        assert table.abs().max() > 0.9 * bound
+        assert table.var().item() == pytest.approx(bound**2 / 3, rel=0.05 if rows > 1 else 0.5)
+    assert not made.get_parameter("relation_bias").any()
+    assert not torch.equal(head, tail)
+
+
+def test_the_generator_alone_decides() -> None:
+    state = torch.get_rng_state()
+    first, again = (model(unseen_rate=0.3, relation_bias=True) for _ in range(2))
+    for (name, a), b in zip(first.named_parameters(), again.parameters(), strict=True):
+        assert_bitwise_equal(a, b, name=name)
+    assert not torch.equal(model(generator=seeded(1)).entities, first.entities)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("layers", [0, 1, 3])
+def test_refine_is_that_many_layers(layers: int, score: str, context: str, graph: ContextGraph) -> None:
+    made = model(layers, score=score, context=context).eval()
+    mask = torch.arange(graph.num_triples) % 4 == 0
+    expected: tuple[Tensor, Tensor] = (made.entities, made.relations)
+    for _ in range(layers):
+        expected = context_layer(
+            *expected, graph, score=score, context=context, mask=mask, backend="reference"
+        )
+    for backend in ("auto", "reference"):
+        actual = made.refine(graph, mask=mask, backend=backend)
+        for name, got, wanted in zip(("entities", "relations"), actual, expected, strict=True):
+            assert_close(got, wanted, name=f"{name}, {backend}")
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+@pytest.mark.parametrize("score", SCORES)
+def test_gradients_reach_every_parameter(score: str, layers: int, graph: ContextGraph) -> None:
+    made = model(layers, score=score, relation_bias=True, unseen_rate=0.9)
+    pairs = graph.triples[:, [0, 2]]
+    scores = made.relation_scores(made.refine(graph), pairs, generator=seeded())
+    gradients = torch.autograd.grad(scores.logsumexp(1).sum(), list(made.parameters()))
+    for (name, _), gradient in zip(made.named_parameters(), gradients, strict=True):
+        assert gradient.any(), name
+
+
+@pytest.mark.parametrize("relation_bias", [False, True])
+@pytest.mark.parametrize("layers", [0, 2])
+@pytest.mark.parametrize("score", SCORES)
+def test_scores_of_all_raw_relations(score: str, layers: int, relation_bias: bool) -> None:
+    made = model(layers, score=score, relation_bias=relation_bias).eval()
+    bias = torch.zeros(R, dtype=torch.float64)
+    if made.relation_bias is not None:
+        bias = torch.nn.init.normal_(made.relation_bias, generator=seeded())
+    x, y = made.entities, made.relations
+    pairs = torch.tensor([[0, 1], [5, 5], [2, 59]])
+    actual = made.relation_scores((x, y), pairs)
+    assert actual.shape == (3, R)
+    for b, (h, t) in enumerate(pairs.tolist()):
+        for r in range(R):
+            if score == "distmult":
+                wanted = (x[h] * y[r] * x[t]).sum()
+            else:
+                wanted = -torch.linalg.vector_norm(x[t] - y[r] - x[h])
+            assert actual[b, r].item() == pytest.approx((wanted + bias[r]).item(), rel=1e-12)
+
+
+def test_transe_at_length_zero() -> None:
+    made = model(0, score="transe")
+    with torch.no_grad():
+        made.relations[3] = made.entities[2] - made.entities[1]
+        made.relations[4] = 0
+    scores = made.relation_scores((made.entities, made.relations), torch.tensor([[1, 2], [7, 7]]))
+    assert scores[0, 3].item() == pytest.approx(0.0, abs=1e-7)
+    assert scores[1, 4].item() == pytest.approx(0.0, abs=1e-7)
+    for gradient in torch.autograd.grad(scores.sum(), list(made.parameters()), retain_graph=True):
+        assert gradient.isfinite().all()
+    assert not torch.autograd.grad(scores[1, 4], made.relations)[0].any()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_input_dropout(share: float, graph: ContextGraph) -> None:
+    made = LightCAKE(2000, 400, dim=63, layers=0, input_dropout=share, generator=seeded())
+    for table, full in zip(made.refine(graph, generator=seeded()), made.parameters(), strict=True):
+        kept = table != 0
+        assert_close(table[kept], (full / (1 - share))[kept])
+        deviation = (share * (1 - share) / table.numel()) ** 0.5
+        assert abs((~kept).double().mean().item() - share) < 5 * deviation
+        # no row or column of its own share
+        assert (~kept).double().mean(0).std() < 3 * (share * (1 - share) / len(table)) ** 0.5
+        assert (~kept).double().mean(1).std() < 3 * (share * (1 - share) / 63) ** 0.5
+
+
+def test_row_dropout(graph: ContextGraph) -> None:
+    made = LightCAKE(4000, 30, dim=7, layers=0, row_dropout=0.2, generator=seeded())
+    entities, relations = made.refine(graph, generator=seeded())
+    assert_bitwise_equal(relations, made.relations)
+    dropped = (entities == 0).all(1)
+    assert_bitwise_equal(entities[~dropped], made.entities[~dropped])  # whole rows, without scaling
+    assert abs(dropped.double().mean().item() - 0.2) < 5 * (0.2 * 0.8 / 4000) ** 0.5
+
+
+def test_dropout_comes_before_the_first_layer(graph: ContextGraph) -> None:
+    made = model(2, input_dropout=0.3, row_dropout=0.4)
+    actual = made.refine(graph, generator=seeded(3))
+    made.layers = 0  # what the first layer is given: the draws are the same
+    expected = made.refine(graph, generator=seeded(3))
+    assert (expected[0] == 0).all(1).any()
+    for _ in range(2):
+        expected = context_layer(*expected, graph, backend="reference")
+    for got, wanted in zip(actual, expected, strict=True):
+        assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "options", [{"input_dropout": 0.3}, {"row_dropout": 0.3}, {"unseen_rate": 0.3}], ids=str
+)
+def test_draws_come_from_the_generator_and_only_in_training(
+    options: dict[str, Any], graph: ContextGraph
+) -> None:
+    made, pairs = model(**options), graph.triples[:, [0, 2]]
+
+    def scores(seed: int) -> Tensor:
+        random = seeded(seed)
+        return made.relation_scores(made.refine(graph, generator=random), pairs, generator=random)
+
+    state = torch.get_rng_state()
+    assert_bitwise_equal(scores(1), scores(1))
+    assert not torch.equal(scores(1), scores(2))
+    made.eval()
+    assert_bitwise_equal(scores(1), scores(2))
+    assert_bitwise_equal(scores(1), model().eval().relation_scores(model().eval().refine(graph), pairs))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_unknown_vectors_in_training() -> None:
+    made = LightCAKE(30, 3, dim=4, layers=0, unseen_rate=0.4, generator=seeded())
+    x, y = made.entities, made.relations
+    pairs = torch.randint(0, 30, (20_000, 2), generator=seeded(1))
+    heads, tails = x[pairs[:, 0]], x[pairs[:, 1]]
+    actual = made.relation_scores((x, y), pairs, generator=seeded(2))
+    plain = (heads * tails) @ y.T
+    no_head = (made.get_parameter("unknown_head") * tails) @ y.T
+    no_tail = (heads * made.get_parameter("unknown_tail")) @ y.T
+    found = {
+        name: torch.isclose(actual, wanted).all(1)
+        for name, wanted in (("plain", plain), ("no head", no_head), ("no tail", no_tail))
+    }
+    assert (torch.stack(list(found.values())).sum(0) == 1).all()  # never both at once
+    for name, share in (("plain", 0.6), ("no head", 0.2), ("no tail", 0.2)):
+        assert abs(found[name].double().mean().item() - share) < 5 * (0.25 / len(pairs)) ** 0.5
+
+
+def test_unknown_vectors_in_evaluation() -> None:
+    made = model(0, unseen_rate=0.4).eval()
+    x, y = made.entities, made.relations
+    seen = torch.ones(N, dtype=torch.bool)
+    seen[[3, 4]] = False
+    pairs = torch.tensor([[0, 1], [3, 1], [0, 4], [3, 4], [4, 4]])
+    actual = made.relation_scores((x, y), pairs, seen=seen)
+    head, tail = made.get_parameter("unknown_head"), made.get_parameter("unknown_tail")
+    ends = torch.stack([x[0] * x[1], head * x[1], x[0] * tail, head * tail, head * tail])
+    assert_close(actual, ends @ y.T)
+    assert_close(made.relation_scores((x, y), pairs), (x[pairs[:, 0]] * x[pairs[:, 1]]) @ y.T)
+
+
+def test_without_unknown_vectors_seen_changes_nothing() -> None:
+    made = model(0).eval()
+    refined, pairs = (made.entities, made.relations), torch.tensor([[0, 1], [3, 1]])
+    unseen = torch.zeros(N, dtype=torch.bool)
+    assert_bitwise_equal(
+        made.relation_scores(refined, pairs, seen=unseen), made.relation_scores(refined, pairs)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_entities": 0}, "num_entities: got 0, wanted at least 1"),
+        ({"num_relations": 0}, "num_relations: got 0"),
+        ({"dim": 0}, "dim: got 0"),
+        ({"layers": -1}, "layers: got -1, wanted at least 0"),
+        ({"input_dropout": 1.0}, "input_dropout: got 1.0, wanted at least 0 and below 1"),
+        ({"row_dropout": -0.1}, "row_dropout: got -0.1"),
+        ({"unseen_rate": float("nan")}, "unseen_rate: got nan"),
+        ({"score": "rescal"}, "score: got 'rescal', wanted one of distmult, transe"),
+        ({"context": "none"}, "context: got 'none', wanted one of both, entity, relation"),
+    ],
+)
+def test_wrong_arguments_are_refused(change: dict[str, Any], message: str) -> None:
+    arguments = {"num_entities": 3, "num_relations": 2, "dim": 4, "layers": 1} | change
+    with pytest.raises(ValueError, match=message):
+        LightCAKE(**arguments)

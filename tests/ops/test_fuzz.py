@@ -1,0 +1,56 @@
+"""The fuzzer of the back ends: some hundred layers, and whether it would find a fault."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from tests.support import fuzz
+from tests.support.graphs import layer_results
+
+
+@pytest.mark.parametrize(
+    ("backend", "graphs"),
+    [
+        ("numba", 300),
+        ("triton", 4),
+        pytest.param("numba", 10_000, marks=pytest.mark.full),
+        pytest.param("triton", 100, marks=pytest.mark.full),
+    ],
+)
+def test_random_layers(backend: str, graphs: int) -> None:
+    fuzz.fuzz(backend, graphs)
+
+
+def test_a_fault_is_found_and_made_small(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Planted: loops of relation 1 shift the first entity, by little."""
+
+    def faulty(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, **options: Any) -> dict[str, Tensor]:
+        results = layer_results(x, y, graph, backend="reference", **options)
+        heads, relations, tails = graph.triples.unbind(1)
+        if backend == "numba" and ((heads == tails) & (relations == 1)).any():
+            results["entities"][0] += 0.1
+        return results
+
+    wrong: list[fuzz.Case] = []
+
+    def check(case: fuzz.Case, backend: str) -> None:
+        try:
+            original(case, backend)
+        except AssertionError:
+            wrong.append(case)
+            raise
+
+    original = fuzz.check
+    monkeypatch.setattr(fuzz, "layer_results", faulty)
+    monkeypatch.setattr(fuzz, "check", check)
+    with pytest.raises(AssertionError, match="entities: got"):
+        fuzz.fuzz("numba", 500)
+    smallest = wrong[-1]
+    assert smallest.triples == ((0, 1, 0),)
+    assert (smallest.entities, smallest.relations, smallest.width) == (1, 2, 1)
+    assert (smallest.dtype, smallest.masked) == (torch.float32, None)

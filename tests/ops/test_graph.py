@@ -1,0 +1,194 @@
+"""The context graph: what it accepts, and the plan by which the fused passes walk it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import plan as plans
+from lightcake_fast.kernels.plan import ENTITY_CHUNK, LONGEST_TASK, RELATION_CHUNK, TASK_COST, Plan
+from tests.support.comparison import assert_bitwise_equal
+from tests.support.graphs import GRAPHS, layer_inputs
+
+OFFSETS = ("relation_chunk", "relation_part", "entity_chunk", "entity_task", "cut_slot")
+
+
+def check_plan(
+    graph: ContextGraph, relation_chunk: int = RELATION_CHUNK, entity_chunk: int = ENTITY_CHUNK
+) -> None:
+    """Every triple and every row is worked on exactly once, in chunks no longer than these."""
+    plan = Plan(*(field.long() for field in graph.plan))
+    check_orders(graph, plan)
+    check_relation_chunks(graph, plan, relation_chunk)
+    check_entity_chunks(graph, plan, entity_chunk)
+
+
+def check_orders(graph: ContextGraph, plan: Plan) -> None:
+    """Both orders are permutations, sorted by their rows, and each position leads to its triple."""
+    count, (heads, relations, tails) = graph.num_triples, graph.context_triples
+    assert_bitwise_equal(plan.triple.sort().values, torch.arange(count), name="relation order")
+    links = plan.context_link
+    assert_bitwise_equal(links.sort().values, torch.arange(2 * count), name="links")
+    given = torch.stack([plan.triple, plan.triple + count], 1).reshape(-1)  # a triple, then its inverse
+    by_head = given[links]
+    for name, actual, expected in (
+        ("head", plan.head, heads[plan.triple]),
+        ("tail", plan.tail, tails[plan.triple]),
+        ("context_relation", plan.context_relation, relations[by_head]),
+        ("context_tail", plan.context_tail, tails[by_head]),
+        ("heads of head order", heads[by_head], heads.sort().values),
+        ("relations of relation order", relations[plan.triple], relations[:count].sort().values),
+    ):
+        assert_bitwise_equal(actual, expected, name=name)
+
+
+def check_relation_chunks(graph: ContextGraph, plan: Plan, longest: int) -> None:
+    """Chunks cover relation order, one relation each; a row's parts are its chunks, in order."""
+    lengths, rows = plan.relation_chunk.diff(), plan.relation_chunk_row
+    relations = graph.triples[:, 1]
+    assert plan.relation_chunk[0] == 0
+    assert (lengths <= longest).all()
+    assert_bitwise_equal(rows.repeat_interleave(lengths), relations[plan.triple], name="relation chunks")
+    assert_bitwise_equal(plan.relation_row, torch.arange(2 * graph.num_relations), name="relation rows")
+    parts = torch.cat([rows, rows + graph.num_relations])
+    owners = plan.relation_row.repeat_interleave(plan.relation_part.diff())
+    assert_bitwise_equal(owners, parts, name="relation parts")
+
+
+def check_entity_chunks(graph: ContextGraph, plan: Plan, longest: int) -> None:
+    """Chunks cover head order, one entity each; cut rows and only they have parts; tasks cover chunks."""
+    lengths, rows, slots = plan.entity_chunk.diff(), plan.entity_chunk_row, plan.entity_chunk_slot
+    heads = graph.context_triples[0]
+    assert plan.entity_chunk[0] == 0
+    assert (lengths <= longest).all()
+    assert_bitwise_equal(rows.repeat_interleave(lengths), heads.sort().values, name="entity chunks")
+    degrees = torch.bincount(heads, minlength=graph.num_entities)
+    pieces = (-(-degrees // longest)).clamp_min(1)  # an empty row has a chunk that writes it
+    assert_bitwise_equal(torch.bincount(rows, minlength=graph.num_entities), pieces, name="chunks a row")
+    cut = torch.nonzero(pieces > 1).squeeze(1)
+    assert_bitwise_equal(plan.cut_row, cut, name="cut rows")
+    assert_bitwise_equal(plan.cut_slot, torch.cat([torch.zeros(1).long(), pieces[cut].cumsum(0)]))
+    assert (slots[pieces[rows] == 1] == -1).all()
+    assert_bitwise_equal(slots[pieces[rows] > 1], torch.arange(int(plan.cut_slot[-1])), name="slots")
+    assert plan.entity_task[0] == 0
+    assert plan.entity_task[-1] == len(rows)
+    assert (plan.entity_task.diff() > 0).all()
+    for what, bounds in (("triples", plan.entity_chunk[plan.entity_task]), ("chunks", plan.entity_task)):
+        assert (bounds.diff() <= LONGEST_TASK).all(), f"the passes keep numbers of a task's {what}"
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_plan(name: str) -> None:
+    check_plan(layer_inputs(name, 1, torch.float32)[2])
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_plan_of_random_graphs(data: st.DataObject) -> None:
+    entities, relations = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
+    ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
+    triples = torch.tensor(data.draw(st.lists(ids, max_size=60)), dtype=torch.int64).view(-1, 3)
+    chunks = {name: data.draw(st.integers(1, 9), label=name) for name in ("RELATION_CHUNK", "ENTITY_CHUNK")}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in chunks.items():
+            patch.setattr(plans, name, size)
+        graph = ContextGraph.from_triples(triples, entities, relations)
+    check_plan(graph, *chunks.values())
+
+
+def test_tasks_are_of_about_equal_cost() -> None:
+    plan = layer_inputs("hubs", 1, torch.float32)[2].plan
+    cost = torch.cat([torch.zeros(1), (plan.entity_chunk.diff() + 2).cumsum(0)])[plan.entity_task].diff()
+    longest = plan.entity_chunk.diff().max() + 2
+    assert len(cost) > 2
+    assert cost.max() <= TASK_COST + longest
+    assert cost[1:-1].min() >= 1
+
+
+def test_repeated_rows_of_a_relation_follow_one_another() -> None:
+    """Of the side with fewer distinct entities, so that they are read from the cache."""
+    random = np.random.default_rng(5)
+    few, many = random.integers(0, 4, 400), random.integers(4, 300, 400)
+    relation = np.arange(400) % 2
+    triples = np.stack([np.where(relation, few, many), relation, np.where(relation, many, few)], 1)
+    plan = ContextGraph.from_triples(torch.from_numpy(triples), 300, 2).plan
+    for side, changes in ((plan.tail[:200], 3), (plan.head[200:], 3)):
+        assert (side.diff() != 0).sum() == changes
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_types_and_layouts_of_the_plan(name: str) -> None:
+    for field, values in layer_inputs(name, 1, torch.float32)[2].plan._asdict().items():
+        assert values.dtype == (torch.int64 if field in OFFSETS else torch.int32), field
+        assert values.is_contiguous(), field
+        assert values.ndim == 1, field
+
+
+def test_context_triples_are_those_given_then_their_inverses() -> None:
+    graph = ContextGraph.from_triples(torch.tensor([[4, 1, 0], [2, 0, 2]]), 5, 3)
+    assert [t.tolist() for t in graph.context_triples] == [[4, 2, 0, 2], [1, 0, 4, 3], [0, 2, 4, 2]]
+
+
+@pytest.mark.parametrize(("entities", "relations"), [(0, 0), (3, 0), (0, 2), (3, 2)])
+def test_no_triples(entities: int, relations: int) -> None:
+    graph = ContextGraph.from_triples(np.zeros((0, 3), np.int64), entities, relations)
+    assert graph.num_triples == 0
+    check_plan(graph)
+
+
+def test_arrays_and_tensors_give_the_same_graph() -> None:
+    triples = np.random.default_rng(6).integers(0, [9, 3, 9], (50, 3))
+    from_array = ContextGraph.from_triples(triples, 9, 3)
+    for tensor in (torch.from_numpy(triples), torch.from_numpy(triples.T.copy()).T):
+        graph = ContextGraph.from_triples(tensor, 9, 3)
+        assert_bitwise_equal(graph.triples, from_array.triples)
+        for name, values in graph.plan._asdict().items():
+            assert_bitwise_equal(values, getattr(from_array.plan, name), name=name)
+
+
+def test_a_graph_moves_with_all_it_holds() -> None:
+    graph = layer_inputs("hubs", 1, torch.float32)[2]
+    moved = graph.to("meta")
+    assert moved.device.type == "meta"
+    assert (moved.num_triples, moved.num_entities, moved.num_relations) == (
+        graph.num_triples,
+        graph.num_entities,
+        graph.num_relations,
+    )
+    for values in (*moved.plan, *moved.context_triples):
+        assert values.device.type == "meta"
+    assert graph.device.type == "cpu"  # a move leaves the graph where it was
+    for name, values in graph.to("cpu").plan._asdict().items():
+        assert_bitwise_equal(values, getattr(graph.plan, name), name=name)
+
+
+@pytest.mark.parametrize(
+    ("triples", "message"),
+    [
+        (torch.zeros(4, 3), r"triples: got torch\.float32 \(4, 3\), wanted torch\.int64 \(T, 3\)"),
+        (torch.zeros(4, 3, dtype=torch.int32), r"triples: got torch\.int32"),
+        (torch.zeros(4, 2, dtype=torch.int64), r"triples: got torch\.int64 \(4, 2\)"),
+        (torch.zeros(3, dtype=torch.int64), r"triples: got torch\.int64 \(3,\)"),
+        (torch.zeros(2**30, 3, dtype=torch.int64, device="meta"), r"triples: got 1073741824, .* 2\^30"),
+        (torch.tensor([[0, 0, 1], [5, 0, 0]]), "head ids: got 0 to 5, wanted 0 to 4"),
+        (torch.tensor([[-1, 0, 1]]), "head ids: got -1 to -1, wanted 0 to 4"),
+        (torch.tensor([[0, 2, 1]]), "relation ids: got 2 to 2, wanted 0 to 1"),
+        (torch.tensor([[0, -3, 1]]), "relation ids: got -3 to -3"),
+        (torch.tensor([[0, 0, 5]]), "tail ids: got 5 to 5, wanted 0 to 4"),
+        (torch.tensor([[0, 0, -7]]), "tail ids: got -7 to -7"),
+    ],
+)
+def test_wrong_triples_are_refused(triples: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ContextGraph.from_triples(triples, 5, 2)
+
+
+def test_the_callers_triples_may_change_afterwards() -> None:
+    triples = torch.tensor([[0, 0, 1], [1, 0, 2]])
+    graph = ContextGraph.from_triples(triples, 4, 1)
+    triples[0, 0] = 3
+    assert graph.triples[0, 0] == 0

@@ -1,0 +1,147 @@
+"""The documents: every example runs, in the order of its page, on a small model of a few seconds.
+
+Commands are called in this process. Those on data that is not here, or that would take long, are parsed: a
+flag that is gone shows all the same.
+"""
+
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightcake_fast import cli
+from lightcake_fast.__main__ import COMMANDS
+from lightcake_fast.__main__ import main as list_commands
+from lightcake_fast.data.public import PUBLIC_DATASETS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+QUICK = ["--epochs", "1", "--dim", "8", "--backend", "reference", "--quiet"]  # the last of two values counts
+NOT_HERE = (*PUBLIC_DATASETS, "my/folder", "results.json")
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """The language and text of each code block that names one."""
+    yield from re.findall(
+        r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+def module_of(name: str) -> Any:
+    """The module behind `python -m NAME`."""
+    package = (ROOT / name.replace(".", "/")).is_dir()
+    return importlib.import_module(f"{name}.__main__" if package else name)
+
+
+def parse(words: list[str]) -> None:
+    """Check the flags of `python -m lightcake_fast.NAME ...`."""
+    own = words[3 : words.index("--")] if "--" in words else words[3:]
+    module_of(words[2]).make_parser().parse_args(own)
+
+
+def run_command(words: list[str], target: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run `python -m NAME ...`, with stdout into the file `target` if there is one."""
+    name, arguments = words[2], words[3:]
+    if name.startswith("bench."):
+        assert (ROOT / name.replace(".", "/")).with_suffix(".py").is_file()
+    elif name == "lightcake_fast":
+        assert cli.run(list_commands, arguments) == 0
+    elif "--help" in arguments or any(word in NOT_HERE for word in words):
+        parse([word for word in words if word != "--help"])
+    else:
+        quick = QUICK if name == "lightcake_fast.train" and "--resume" not in arguments else []
+        quick = ["--epochs", "2"] if "--resume" in arguments else quick
+        capsys.readouterr()
+        code = cli.run(module_of(name).main, [*arguments, *quick])
+        found = capsys.readouterr()
+        assert (code, found.err) == (0, ""), shlex.join(words)
+        if target is not None:
+            assert found.out
+            Path(target).write_text(found.out, encoding="utf-8")
+
+
+def run_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Run a line of a shell block, or check what it names."""
+    words = shlex.split(line, comments=True)
+    match words:
+        case ["python", "-m", *_]:
+            target = None
+            if ">" in words:
+                words, (target,) = words[: words.index(">")], words[words.index(">") + 1 :]
+            run_command(words, target, capsys)
+        case ["make", target]:
+            assert re.search(f"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        case ["bash" | "pytest", path, *_]:
+            assert (ROOT / path).exists()
+        case ["pip", "install", *_, what]:
+            extras = metadata.metadata("lightcake_fast").get_all("Provides-Extra") or []
+            assert set(re.findall(r"\w+", what)) <= set(extras)
+        case ["pytest", "bench/", *flags]:
+            # the quickest of the suite stands for all of it
+            command = [sys.executable, "-m", "pytest", str(ROOT / "bench"), "-k", "test_plan and 300", *flags]
+            subprocess.run(command, check=True, capture_output=True)
+        case ["printf", *_]:
+            subprocess.run(["bash", "-c", line], check=True)
+        case ["python3", "-m", "venv", _] | ["source", ".venv/bin/activate"] | []:
+            pass
+        case _:
+            pytest.fail(f"no rule says how to check {line!r}: add one")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    for language, text in blocks(page):
+        if language == "python":
+            exec(compile(text, str(page), "exec"), namespace)
+        else:
+            assert language == "sh", f"no rule says how to check a block of {language}: add one"
+            for line in text.splitlines():
+                run_line(line, capsys)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if link.startswith("https://"):
+            continue
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        if heading:
+            titles = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(list_commands, []) == 0
+    listed = capsys.readouterr().out
+    sources = [*(ROOT / "lightcake_fast").glob("*.py"), *(ROOT / "lightcake_fast").glob("*/__main__.py")]
+    found = {path for path in sources if "def make_parser" in path.read_text(encoding="utf-8")}
+    assert set(COMMANDS) == {path.parent.name if path.stem == "__main__" else path.stem for path in found}
+    for name in COMMANDS:
+        assert f"python -m lightcake_fast.{name} " in listed
+    assert cli.run(list_commands, ["surplus"]) == 2
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples_whose_flags_exist(name: str) -> None:
+    text = module_of(f"lightcake_fast.{name}").make_parser().format_help()
+    examples = re.findall(
+        r"^  (?:.*\| )?(python -m lightcake_fast\.\S+.*?)(?:   .*| > .*)?$", text, re.MULTILINE
+    )
+    assert len(examples) > 1
+    for example in examples:
+        words = shlex.split(example)
+        assert words[2] == f"lightcake_fast.{name}"
+        parse(words)

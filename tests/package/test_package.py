@@ -1,0 +1,245 @@
+"""The package as a whole: what an import costs and changes, and which layer may import which."""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import lightcake_fast
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "lightcake_fast"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for folder in (PACKAGE, PACKAGE / "kernels", PACKAGE / "reference")  # rglob does not enter links
+    for path in folder.rglob("*.py")
+}
+OPERATORS = ("lightcake_fast.ops", "lightcake_fast.segments")
+BACK_ENDS = ("lightcake_fast.kernels", "lightcake_fast.reference")
+ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba's way to single instructions
+
+# Imports go to the same or a smaller number, never to a larger one.
+LAYERS = {
+    "lightcake_fast.errors": 0,
+    "lightcake_fast.files": 0,
+    "lightcake_fast.kernels": 0,
+    "lightcake_fast.reference": 0,
+    "lightcake_fast.ops": 1,
+    "lightcake_fast.segments": 1,
+    "lightcake_fast.graph": 2,
+    "lightcake_fast.data": 2,
+    "lightcake_fast.metrics": 2,
+    "lightcake_fast.models": 2,
+    "lightcake_fast.training": 3,
+    "lightcake_fast.efficiency": 5,
+    "lightcake_fast.inference": 4,
+    "lightcake_fast.cli": 5,
+    "lightcake_fast.train": 5,
+    "lightcake_fast.data.__main__": 5,
+    "lightcake_fast.predict": 5,
+    "lightcake_fast.evaluate": 5,
+    "lightcake_fast.export": 5,
+    "lightcake_fast.report": 5,
+    "lightcake_fast.reproduce": 5,
+    "lightcake_fast.__main__": 5,
+    "lightcake_fast": 6,  # offers the public names of all layers, each imported when first asked for
+}
+# `LightCAKE.load` is where users look for what lies above the model; it imports when it is called.
+UPWARD = {("lightcake_fast.models.lightcake", "lightcake_fast.inference.trained")}
+# The `plots` extra, imported by what draws.
+OPTIONAL = {
+    "lightcake_fast.inference.figure": {"matplotlib"},
+    "lightcake_fast.report.figures": {"matplotlib"},
+    "lightcake_fast.reproduce.tables": {"matplotlib"},
+}
+
+
+def layer(module: str) -> int:
+    """Give a module's layer: that of the longest name in the table which it is or lies under."""
+    under = [name for name in LAYERS if module == name or module.startswith(f"{name}.")]
+    name = max(under, key=len)
+    assert name != "lightcake_fast" or module == name, f"{module}: give it a layer in LAYERS"
+    return LAYERS[name]
+
+
+def runtime_imports(source: str, module: str) -> set[str]:
+    """Give the absolute names that a module imports, without `__version__` and those for type checkers."""
+    names: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for statement in node.orelse:
+                visit(statement)
+            return
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None, f"{module}: import by full names"
+            parents = module.split(".")[: -node.level] if node.level else []
+            source_module = ".".join([*parents, node.module])
+            # `from package import module` names a module, `from module import thing` does not.
+            for alias in node.names:
+                if alias.name == "__version__":
+                    continue
+                full = f"{source_module}.{alias.name}"
+                names.add(full if full in MODULES else source_module)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(source))
+    return names
+
+
+IMPORTS = {
+    name: runtime_imports(path.read_text(encoding="utf-8"), name) for name, path in sorted(MODULES.items())
+}
+
+
+def run_python(code: str, *arguments: str) -> str:
+    """Run code in a fresh interpreter, from the checkout, and give what it prints."""
+    result = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("module", IMPORTS)
+def test_imports_go_one_way(module: str) -> None:
+    own = layer(module)
+    for imported in IMPORTS[module]:
+        if imported.startswith("lightcake_fast") and (module, imported) not in UPWARD:
+            assert layer(imported) <= own, f"{module} imports {imported} of a layer above"
+
+
+@pytest.mark.parametrize("module", [name for name in IMPORTS if not name.startswith(BACK_ENDS)])
+def test_operators_alone_choose_between_back_ends(module: str) -> None:
+    used = {name for name in IMPORTS[module] if name.startswith(BACK_ENDS)}
+    if module == "lightcake_fast.graph":
+        used.discard("lightcake_fast.kernels.plan")  # the order of work, built with the graph
+    if module not in OPERATORS:
+        assert used == set()
+
+
+@pytest.mark.parametrize("module", [name for name in IMPORTS if name.startswith(BACK_ENDS)])
+def test_back_ends_import_arrays_only(module: str) -> None:
+    own = module.split(".")[1]
+    for imported in IMPORTS[module]:
+        top = imported.split(".")[0]
+        allowed = top in ARRAYS or top in sys.stdlib_module_names
+        assert allowed or imported.startswith(f"lightcake_fast.{own}"), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", IMPORTS)
+def test_every_third_party_import_is_declared(module: str) -> None:
+    required = metadata.requires("lightcake_fast") or []
+    declared = {line.split(";")[0].split(">")[0].strip() for line in required if "extra ==" not in line}
+    declared |= {"llvmlite"} if "numba" in declared else set()  # numba requires the one release it fits
+    declared |= OPTIONAL.get(module, set())
+    for imported in IMPORTS[module]:
+        top = imported.split(".")[0]
+        assert top in declared or top == "lightcake_fast" or top in sys.stdlib_module_names, (
+            f"{module} imports {imported}, which pyproject.toml does not require"
+        )
+
+
+@pytest.mark.parametrize("name", BACK_ENDS)
+def test_back_ends_are_flat_folders(name: str) -> None:
+    folder = ROOT / name.split(".")[1]
+    assert (PACKAGE / folder.name).resolve() == folder
+    assert [path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"] == []
+
+
+def test_version_is_that_of_the_metadata() -> None:
+    assert lightcake_fast.__version__ == metadata.version("lightcake_fast")
+
+
+@pytest.mark.parametrize("name", lightcake_fast.__all__)
+def test_public_names_exist_and_are_described(name: str) -> None:
+    public = getattr(lightcake_fast, name)
+    assert isinstance(public, str) or public.__doc__
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        importlib.import_module("lightcake_fast").no_such_name  # noqa: B018
+
+
+def test_nothing_is_installed_at_top_level_but_the_package() -> None:
+    # -I leaves the working folder off the path, so that only what is installed can be found.
+    found = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-c",
+            "import importlib.util, json\n"
+            "specs = {n: importlib.util.find_spec(n) for n in ('kernels', 'reference', 'bench', 'tests')}\n"
+            "print(json.dumps({n: s.origin for n, s in specs.items() if s is not None}))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    ours = {name: origin for name, origin in json.loads(found).items() if str(origin).startswith(str(ROOT))}
+    assert ours == {}
+
+
+def test_import_is_cheap_and_brings_no_compiler() -> None:
+    code = """
+import json, sys, time
+import torch
+before = set(sys.modules)
+start = time.perf_counter()
+import lightcake_fast
+import lightcake_fast.ops
+cost = time.perf_counter() - start
+brought = {name.split(".")[0] for name in set(sys.modules) - before}
+print(json.dumps([cost, sorted(brought & {"numba", "triton", "rich", "matplotlib"})]))
+"""
+    best = float("inf")
+    for _ in range(6):  # the first may read cold files and compile bytecode
+        cost, brought = json.loads(run_python(code))
+        assert brought == []
+        best = min(best, cost)
+        if best <= 0.3:
+            break
+    assert best <= 0.3, f"importing lightcake_fast.ops costs {best:.2f} s beyond import torch"
+
+
+def test_import_changes_no_global_state() -> None:
+    code = """
+import json, locale, logging, os, random, signal, sys, threading, warnings
+import numpy, torch, rich.progress, rich.table, safetensors.torch
+
+def state():
+    return {
+        "default dtype": str(torch.get_default_dtype()),
+        "default device": str(torch.get_default_device()),
+        "threads": [torch.get_num_threads(), torch.get_num_interop_threads(), threading.active_count()],
+        "grad mode": torch.is_grad_enabled(),
+        "deterministic": [torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark],
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "flush denormal": (torch.tensor(1e-40) * torch.tensor(1.0)).item() == 0.0,
+        "random": [hash(random.getstate()), numpy.random.get_state()[1].tolist()],
+        "torch random": torch.get_rng_state().tolist(),
+        "numpy errors": [numpy.geterr(), repr(numpy.geterrcall()), repr(numpy.get_printoptions())],
+        "warnings": [repr(entry) for entry in warnings.filters],
+        "signals": [repr(signal.getsignal(number)) for number in sorted(signal.valid_signals())],
+        "logging": [logging.root.level, repr(logging.root.handlers)],
+        "process": [os.getcwd(), dict(os.environ), sys.path, sys.getrecursionlimit(), locale.setlocale(0)],
+        "hooks": [repr(sys.excepthook), repr(sys.stdout), repr(sys.stderr)],
+    }
+
+before = state()
+for name in sys.argv[1:]:
+    __import__(name)
+after = state()
+print(json.dumps([key for key in before if before[key] != after[key]]))
+"""
+    names = [name for name in MODULES if not name.startswith(BACK_ENDS)]
+    assert json.loads(run_python(code, *names)) == []

@@ -1,0 +1,176 @@
+"""Random layers of each fused back end against float64: `python -m tests.support.fuzz --graphs 10000`.
+
+It stops at the first layer that is wrong, and shows the smallest one like it that it can find.
+"""
+
+import argparse
+import math
+import os
+import sys
+from dataclasses import dataclass
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before the package looks for it
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import plan
+from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
+from tests.support.comparison import TOLERANCES
+from tests.support.graphs import CONTEXTS, SCORES, layer_results, random_rows
+
+BACKENDS = ("numba", "triton")
+INTERPRETED_SHARE = 100  # the interpreter takes about a second a layer
+WIDTHS = (1, 2, 3, 5, 16, 31, 33)  # compiled once for all
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SCALES = (0.7, 0.0, 1e-3, 2.0, 8.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer and what goes into it; `chunk` is the length at which the CPU and GPU plans cut rows."""
+
+    entities: int
+    relations: int
+    triples: tuple[tuple[int, int, int], ...]
+    masked: tuple[bool, ...] | None
+    width: int
+    dtype: torch.dtype
+    score: str
+    context: str
+    scale: float
+    whole: bool
+    chunk: int
+    seed: int
+
+
+@st.composite
+def cases(draw: st.DrawFn, widths: tuple[int, ...] = WIDTHS) -> Case:
+    """Any case, small ones first."""
+    entities, relations = draw(st.integers(1, 12)), draw(st.integers(1, 4))
+    ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
+    triples = draw(st.lists(ids, max_size=40).map(tuple))
+    flags = st.lists(st.booleans(), min_size=len(triples), max_size=len(triples)).map(tuple)
+    dtype, scale = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SCALES))
+    return Case(
+        entities,
+        relations,
+        triples,
+        draw(st.none() | flags),
+        draw(st.sampled_from(widths)),
+        dtype,
+        draw(st.sampled_from(SCORES)),
+        draw(st.sampled_from(CONTEXTS)),
+        min(scale, 2.0) if dtype == torch.float16 else scale,  # gradients beyond 65,504 are no numbers there
+        draw(st.booleans()),
+        draw(st.integers(1, 9)),
+        draw(st.integers(0, 99)),
+    )
+
+
+def check(case: Case, backend: str) -> None:
+    """Compare a back end's rows and gradients with the float64 reference's.
+
+    Raises:
+        AssertionError: An error is beyond four times the reference's in the type of the sums, with the type's
+            own tolerance, and for gradients what `slope_error` adds.
+    """
+    device = "cuda" if backend != "numba" and torch.cuda.is_available() else "cpu"
+    x, y, graph, mask = inputs(case)
+    options = {"score": case.score, "context": case.context}
+    real = torch.float64 if case.dtype == torch.float64 else torch.float32
+    exact, plain = (
+        layer_results(x.to(dtype), y.to(dtype), graph, mask=mask, backend="reference", **options)
+        for dtype in (torch.float64, real)
+    )
+    mask = None if mask is None else mask.to(device)
+    results = layer_results(
+        x.to(device), y.to(device), graph.to(device), mask=mask, backend=backend, **options
+    )
+    for name, actual in results.items():
+        assert actual.dtype == case.dtype, name
+        if not actual.numel():
+            continue
+        wide, tolerance = exact[name], TOLERANCES[case.dtype]
+        allowed = 4 * (tolerance.relative * wide.abs() + tolerance.scaled * wide.abs().max())
+        allowed += 4 * (plain[name].double() - wide).abs().max()
+        if name.startswith("dL/"):
+            most = max(table.abs().max().item() for table in (x, y))
+            allowed += slope_error(case.score, case.dtype, case.width, most)
+        error = (actual.cpu().double() - wide).abs()
+        assert (error <= allowed).all(), (
+            f"{name}: got {actual.tolist()}, wanted {wide.tolist()}, errors of at most {allowed.tolist()}"
+        )
+
+
+def inputs(case: Case) -> tuple[Tensor, Tensor, ContextGraph, Tensor | None]:
+    """Entities, relations, graph with both plans, and mask, on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("RELATION_CHUNK", "ENTITY_CHUNK", "GPU_ENTITY_CHUNK"):
+            patch.setattr(plan, name, case.chunk)
+        patch.setattr(plan, "GPU_RELATION_CHUNK", (case.chunk, 2 * case.chunk))
+        patch.setattr(plan, "TASK_COST", 4 * case.chunk)
+        triples = torch.tensor(case.triples, dtype=torch.int64).view(-1, 3)
+        graph = ContextGraph.from_triples(triples, case.entities, case.relations)
+        _ = graph.gpu_plan
+    x, y = random_rows(graph, case.width, torch.float64, scale=case.scale, seed=case.seed)
+    if case.whole:
+        x, y = (2 * x).round() / 2, (2 * y).round() / 2  # equal rows, zero lengths and exact ties
+    mask = None if case.masked is None else torch.tensor(case.masked, dtype=torch.bool)
+    return x.to(case.dtype), y.to(case.dtype), graph, mask
+
+
+def slope_error(score: str, dtype: torch.dtype, width: int, most: float) -> float:
+    """What the rounding of D adds to a gradient, where rows hold numbers of up to `most`.
+
+    A score's slope is alpha (<g, phi> - D). The back ends take D from the new row, so where one triple has
+    all the weight the two cancel to the rounding of either; the reference's two are equal, bit by bit.
+    """
+    epsilon: float = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+    new, score_slope = (most + most**2, most**2) if score == "distmult" else (3 * most, 1.0)
+    return 4 * epsilon * math.sqrt(width) * new * score_slope
+
+
+def fuzz(backend: str, graphs: int, widths: tuple[int, ...] = WIDTHS) -> None:
+    """Check random cases.
+
+    Raises:
+        AssertionError: As `check`, of the smallest wrong case found, which is printed.
+    """
+
+    @settings(
+        max_examples=graphs,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+        print_blob=False,
+    )
+    @given(case=cases(widths))
+    def search(case: Case) -> None:
+        check(case, backend)
+
+    search()
+
+
+def main() -> int:
+    """Fuzz the back ends that run here."""
+    parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz", description=__doc__)
+    parser.add_argument("--graphs", type=int, default=10_000, help="random graphs a back end")
+    parser.add_argument("--backend", choices=BACKENDS, help="only this one")
+    options = parser.parse_args()
+    for backend in [options.backend] if options.backend else BACKENDS:
+        interpreted = backend == "triton" and not torch.cuda.is_available()
+        graphs = max(1, options.graphs // INTERPRETED_SHARE) if interpreted else options.graphs
+        fuzz(backend, graphs, (*WIDTHS, *FIXED_WIDTHS[:2]))
+        print(f"{backend}: {graphs} graphs{' in the interpreter' * interpreted}, no error found", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

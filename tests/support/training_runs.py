@@ -1,0 +1,89 @@
+"""What the tests of training share: a run of a few seconds, and what must be equal in two of them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lightcake_fast import train
+from tests.support.comparison import assert_bitwise_equal
+
+# several steps an epoch with a short last batch, every option in use, and no kernel to compile
+TINY = ["--dataset", "family:60", "--dim", "6", "--layers", "1", "--batch-size", "64"]
+TINY += ["--backend", "reference"]
+TINY += [
+    "--input-dropout",
+    "0.2",
+    "--row-dropout",
+    "0.1",
+    "--unseen-rate",
+    "0.1",
+    "--lr-decay",
+    "0.3",
+    "--quiet",
+]
+TIMES = {"seconds", "total_seconds", "triples_per_second"}
+EPOCHS = ["--epochs", "3"]  # of the run that nothing stops, and of those compared with it
+
+
+def run(folder: Path, *flags: str) -> int:
+    """Train in this process."""
+    return train.main([*TINY, "--out", str(folder), *flags])
+
+
+def resume(folder: Path, *flags: str) -> int:
+    """Go on in this process."""
+    return train.main(["--resume", str(folder), "--quiet", *flags])
+
+
+def start(*flags: str) -> "subprocess.Popen[str]":
+    """Start the command in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "lightcake_fast.train", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def without_times(value: Any) -> Any:
+    """A JSON value without the fields that tell how long something took."""
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
+    return value
+
+
+def metrics(folder: Path) -> list[Any]:
+    """The records of the epochs, without times."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [without_times(json.loads(line)) for line in lines]
+
+
+def tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of both checkpoints."""
+    return {
+        f"{file}:{name}": tensor
+        for file in ("best.safetensors", "last.safetensors")
+        for name, tensor in load_file(folder / file).items()
+    }
+
+
+def assert_equal_runs(folder: Path, expected: Path) -> None:
+    """Assert that two runs left the same, bit by bit, times aside, and nothing else."""
+    assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in expected.iterdir())
+    assert metrics(folder) == metrics(expected)
+    for file in ("config.json", "results.json"):
+        ours, theirs = (json.loads((path / file).read_text()) for path in (folder, expected))
+        assert without_times(ours) == without_times(theirs), file
+    best = "best.safetensors"
+    assert (folder / best).read_bytes() == (expected / best).read_bytes()
+    found, wanted = tensors(folder), tensors(expected)
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        assert_bitwise_equal(tensor, wanted[name], name=name)

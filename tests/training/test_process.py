@@ -1,0 +1,231 @@
+"""The command in processes of its own: signals, SIGKILL, exit codes, and what it prints."""
+
+import io
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from lightcake_fast import cli, train
+from lightcake_fast.training.progress import Reporter
+from tests.support.trained_runs import write_dataset
+from tests.support.training_runs import TINY, assert_equal_runs, start
+
+# many short epochs, so that saving is under way at most moments
+LONG = [*TINY, "--epochs", "60", "--patience", "60"]
+DEADLINE = 60.0
+
+
+def finish(*flags: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command to its end."""
+    process = start(*flags)
+    out, err = process.communicate(timeout=DEADLINE)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def wait_for_epochs(process: "subprocess.Popen[str]", folder: Path, count: int) -> None:
+    """Wait until `count` epochs are in the metrics, or the process is gone."""
+    limit = time.monotonic() + DEADLINE
+    while process.poll() is None:
+        assert time.monotonic() < limit, "the run makes no progress"
+        lines = (
+            (folder / "metrics.jsonl").read_text().count("\n") if (folder / "metrics.jsonl").exists() else 0
+        )
+        if folder.exists() and lines >= count:
+            return
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    done = finish(*LONG, "--out", str(folder))
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+def test_sigint_and_sigterm_save_first(unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    flags = [*LONG, "--out", str(folder)]
+    for number, code, epochs in ((signal.SIGINT, 130, 3), (signal.SIGTERM, 143, 15)):
+        process = start(*flags)
+        wait_for_epochs(process, folder, epochs)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=DEADLINE)
+        assert (process.returncode, err) == (code, "")
+        assert (folder / "last.safetensors").exists()
+        assert not (folder / "results.json").exists()
+        flags = ["--resume", str(folder), "--quiet"]
+    assert finish(*flags).returncode == 0
+    assert_equal_runs(folder, unbroken)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 11))])
+def test_killed_three_times_at_random(unbroken: Path, tmp_path: Path, seed: int) -> None:
+    moments = random.Random(seed)
+    folder = tmp_path / "run"
+    kills = 0
+    for epochs in (0, 10, 30):
+        flags = ["--resume", str(folder), "--quiet"] if folder.exists() else [*LONG, "--out", str(folder)]
+        process = start(*flags)
+        wait_for_epochs(process, folder, epochs)
+        time.sleep(moments.uniform(0, 0.3))
+        process.kill()
+        process.communicate(timeout=DEADLINE)
+        kills += process.returncode == -signal.SIGKILL
+    assert kills, "every process had ended before it was killed"
+    done = finish("--resume", str(folder), "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_equal_runs(folder, unbroken)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--epochs", "0"], "error: epochs: got 0, wanted a whole number of at least 1"),
+        (["--epoch", "3"], "error: unrecognized arguments: --epoch 3"),
+        (["--score", "complex"], "error: argument --score: invalid choice: 'complex'"),
+        (["--dim", "wide"], "error: argument --dim: invalid int value: 'wide'"),
+        (["--device", "tpu"], "error: device: got 'tpu', wanted auto, cpu, cuda or cuda:N"),
+        (["--dataset", "nowhere/to/be/found"], "error: no data set "),
+        (["--resume", "nowhere"], "error: nowhere holds no run"),
+    ],
+)
+def test_wrong_flags_get_one_line_and_exit_code_2(
+    tmp_path: Path, flags: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = [] if "--resume" in flags else ["--out", str(tmp_path / "run")]
+    assert cli.run(train.main, [*flags, *out]) == 2
+    printed = capfd.readouterr().err
+    assert printed.startswith(message)
+    assert printed.count("\n") == 1
+
+
+def test_a_diverged_training_says_so_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(train.main, [*TINY, "--lr", "1e30", "--out", str(tmp_path / "run")]) == 2
+    printed = capfd.readouterr().err
+    assert printed.startswith("error: training diverged in epoch 1: ")
+    assert printed.endswith("try a smaller --lr (it is 1e+30)\n")
+    assert printed.count("\n") == 1
+
+
+def test_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    for name in ("train", "valid", "test"):
+        (tmp_path / "mine" / f"{name}.txt").write_text("a\tis (x)\tb\nb\tis (y)\ta\n")
+    monkeypatch.chdir(tmp_path)
+    flags = ["--dataset", "mine", "--backend", "reference", "--epochs", "1", "--quiet", "--layers", "0"]
+    train.main(flags)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("mine-lightcake-distmult-")
+    assert (folder / "relations.tsv").read_text() == "0\tis (x)\n1\tis (y)\n"
+    assert (folder / "entities.tsv").read_text() == "0\ta\n1\tb\n"
+    monkeypatch.chdir("/")
+    assert train.main(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0
+
+
+def test_a_folder_that_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data, moved, folder = tmp_path / "data", tmp_path / "moved", tmp_path / "run"
+    write_dataset(data)
+    flags = ["--backend", "reference", "--epochs", "1", "--quiet", "--layers", "0"]
+    assert train.main(["--dataset", str(data), "--out", str(folder), *flags]) == 0
+    data.rename(moved)
+    assert cli.run(train.main, ["--resume", str(folder)]) == 2
+    assert capfd.readouterr().err == (
+        f"error: {folder}: its data set was the folder {data}, which is not there now: wanted its new place, "
+        "with --dataset\n"
+    )
+    assert cli.run(train.main, ["--resume", str(folder), "--dataset", "family:60", "--epochs", "2"]) == 2
+    assert "last.safetensors: made from another data set" in capfd.readouterr().err
+    assert cli.run(train.main, ["--resume", str(folder), "--dataset", str(tmp_path / "no")]) == 2
+    assert f"no data set '{tmp_path / 'no'}'" in capfd.readouterr().err
+    assert train.main(["--resume", str(folder), "--dataset", str(moved), "--quiet"]) == 0  # it was finished
+    assert train.main(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0  # the new place is noted
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        train.main(["--help"])
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "examples:" in text
+    assert "--relation-bias, --no-relation-bias" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_out_on_a_run_names_resume(unbroken: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = (unbroken / "config.json").read_bytes()
+    assert cli.run(train.main, [*LONG, "--dim", "9", "--out", str(unbroken)]) == 2
+    assert capfd.readouterr().err == (
+        f"error: {unbroken} holds a run: wanted a new folder (--resume {unbroken} goes on with it)\n"
+    )
+    assert (unbroken / "config.json").read_bytes() == before
+
+
+def test_metrics_only_when_quiet_and_a_line_an_epoch_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [flag for flag in TINY if flag != "--quiet"]
+    train.main([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    assert len([line for line in lines if line.startswith("epoch ")]) == 2
+    assert "\x1b" not in shown
+    assert lines[-1] == f"run folder: {tmp_path / 'run'}"
+    train.main(["--resume", str(tmp_path / "run"), "--quiet"])
+    quiet = capsys.readouterr().out.splitlines()
+    assert [line.partition(" (")[0] for line in quiet] == ["test all", "test seen only"]
+
+
+def test_a_terminal_gets_a_live_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightcake_fast.training.progress.REFRESH_SECONDS", 0.0)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=140, highlight=False, markup=False)
+    monkeypatch.setattr(train, "Reporter", lambda quiet: Reporter(quiet, console))
+    flags = [flag for flag in TINY if flag != "--quiet"]
+    train.main([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])
+    shown = screen.getvalue()
+    for part in ("\x1b[", "epoch 1/2", "loss ", "best MRR ", "triples/s", "left", "Hits@10"):
+        assert part in shown
+
+
+def test_only_the_command_flushes_denormals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kept() -> bool:
+        return bool((torch.tensor(1e-40) * 1).item() > 0)
+
+    assert kept(), "importing lightcake_fast.train must not change this process"
+    monkeypatch.setattr(sys, "argv", ["train", "--help"])
+    try:
+        with pytest.raises(SystemExit):
+            runpy.run_path(train.__file__, run_name="__main__")
+        assert not kept()
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device", "cuda:99"], "device: got 'cuda:99'"),
+        (["--cuda-graph", "on", "--device", "cpu"], "cuda_graph: got 'on'"),
+        (["--data-dir", "a\0b"], "data_dir: got 'a\\x00b', wanted text"),
+        (["--model", "rotate", "--dim", "7"], "dim: got 7, wanted an even number for rotate"),
+    ],
+)
+def test_what_cannot_be_trained_leaves_no_folder(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert cli.run(train.main, ["--dataset", "family:60", "--out", str(out), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

@@ -1,0 +1,355 @@
+"""Runs stopped and killed at chosen points in this process: they must end as if nothing had happened."""
+
+import dataclasses
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast import train
+from lightcake_fast.data import load_dataset
+from lightcake_fast.errors import InputError
+from lightcake_fast.files import replace_text
+from lightcake_fast.metrics import evaluate_relations
+from lightcake_fast.training import loop
+from lightcake_fast.training.run_folder import RunFolder
+from lightcake_fast.training.step import TrainingStep
+from tests.support.training_runs import EPOCHS, assert_equal_runs, metrics, resume, run, tensors
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing in the package handles it."""
+
+
+@contextmanager
+def at_step(number: int, act: Callable[[], object]) -> Iterator[None]:
+    """Call `act` in the middle of the step of this number, counted from 1 over all epochs."""
+    original, count = TrainingStep.__call__, 0
+
+    def step(self: TrainingStep, batch: Tensor) -> None:
+        nonlocal count
+        count += 1
+        if count == number:
+            act()
+        original(self, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingStep, "__call__", step)
+        yield
+
+
+@contextmanager
+def killed_at_write(number: int) -> Iterator[list[int]]:
+    """Raise `Killed` before the fsync or rename of this number; counts them in the list it gives."""
+    count = [0]
+
+    def counting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            count[0] += 1
+            if count[0] == number:
+                raise Killed
+            return original(*arguments)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((os, "fsync"), (Path, "replace"), (Path, "rename")):
+            patch.setattr(owner, name, counting(getattr(owner, name)))
+        yield count
+
+
+def send(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def steps_of(folder: Path) -> int:
+    """Steps an epoch, counted."""
+    count = 0
+
+    def step(self: TrainingStep, batch: Tensor) -> None:
+        nonlocal count
+        count += 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainingStep, "__call__", step)
+        run(folder, "--epochs", "1")
+    return count
+
+
+def test_the_run_has_several_steps_an_epoch(tmp_path: Path) -> None:
+    assert steps_of(tmp_path / "run") >= 3
+
+
+def test_two_runs_are_bitwise_equal(unbroken: Path, tmp_path: Path) -> None:
+    assert run(tmp_path / "run", *EPOCHS) == 0
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_another_seed_gives_another_run(unbroken: Path, tmp_path: Path) -> None:
+    assert run(tmp_path / "run", *EPOCHS, "--seed", "1") == 0
+    assert metrics(tmp_path / "run") != metrics(unbroken)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("place", ["first", "middle", "last", "second epoch"])
+def test_stopped_by_a_signal(unbroken: Path, tmp_path: Path, number: signal.Signals, place: str) -> None:
+    steps = steps_of(tmp_path / "count")
+    step = {"first": 1, "middle": 2, "last": steps, "second epoch": steps + 2}[place]
+    with at_step(step, send(number)), pytest.raises(SystemExit) as stop:
+        run(tmp_path / "run", *EPOCHS)
+    assert stop.value.code == 128 + number
+    assert resume(tmp_path / "run") == 0
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_stopped_twice_in_one_epoch(unbroken: Path, tmp_path: Path) -> None:
+    with at_step(1, send(signal.SIGINT)), pytest.raises(SystemExit):
+        run(tmp_path / "run", *EPOCHS)
+    with at_step(1, send(signal.SIGINT)), pytest.raises(SystemExit):
+        resume(tmp_path / "run")
+    assert resume(tmp_path / "run") == 0
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_stopped_during_validation(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any, **keywords: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluate_relations(*arguments, **keywords)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lightcake_fast.training.loop.evaluate_relations", interrupted)
+        with pytest.raises(SystemExit):
+            run(tmp_path / "run", *EPOCHS)
+    assert len(metrics(tmp_path / "run")) == 1
+    assert resume(tmp_path / "run") == 0
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_more_signals_while_saving(unbroken: Path, tmp_path: Path) -> None:
+    fsync = os.fsync
+
+    def interrupted(file: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        fsync(file)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def press_on() -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            patch.setattr(os, "fsync", interrupted)
+
+        with at_step(2, press_on), pytest.raises(SystemExit):
+            run(tmp_path / "run", *EPOCHS)
+    assert resume(tmp_path / "run") == 0
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_a_signal_before_training_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightcake_fast.train.load_dataset", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path / "run")
+    assert stop.value.code == 143
+    assert not (tmp_path / "run").exists()
+
+
+def test_handlers_are_put_back(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    run(tmp_path / "run", "--epochs", "1")
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 8])
+def test_killed_between_writes(unbroken: Path, tmp_path: Path, step: int) -> None:
+    def kill() -> None:
+        raise Killed
+
+    with at_step(step, kill), pytest.raises(Killed):
+        run(tmp_path / "run", *EPOCHS)
+    assert resume(tmp_path / "run") == 0
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_killed_before_every_single_write(unbroken: Path, tmp_path: Path) -> None:
+    with killed_at_write(0) as writes:
+        run(tmp_path / "count", *EPOCHS)
+    assert writes[0] > 20
+    for number in range(1, writes[0] + 1):
+        folder = tmp_path / str(number)
+        with killed_at_write(number), pytest.raises(Killed):
+            run(folder, *EPOCHS)
+        if folder.exists():
+            assert resume(folder) == 0
+        else:  # killed before there was a folder: it never began
+            assert run(folder, *EPOCHS) == 0
+        assert_equal_runs(folder, unbroken)
+
+
+def test_killed_while_resuming(unbroken: Path, tmp_path: Path) -> None:
+    with at_step(2, send(signal.SIGINT)), pytest.raises(SystemExit):
+        run(tmp_path / "run", *EPOCHS)
+    number = 0
+    while not (tmp_path / "run" / "results.json").exists():
+        number += 1
+        with killed_at_write(number):
+            try:
+                resume(tmp_path / "run")
+            except Killed:
+                continue
+    assert number > 5
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_saved_by_the_clock(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill() -> None:
+        raise Killed
+
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    with at_step(3, kill), pytest.raises(Killed):
+        run(tmp_path / "run", *EPOCHS)
+    assert (tmp_path / "run" / "last.safetensors").exists()
+    monkeypatch.undo()
+    done = []
+    with at_step(1, lambda: done.append(len(metrics(unbroken)))):
+        assert resume(tmp_path / "run") == 0
+    assert done
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_more_epochs_than_at_first(unbroken: Path, tmp_path: Path) -> None:
+    assert run(tmp_path / "run", "--epochs", "1") == 0
+    assert resume(tmp_path / "run", "--epochs", "3") == 0
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_killed_after_going_on_with_more_epochs(unbroken: Path, tmp_path: Path) -> None:
+    def kill() -> None:
+        raise Killed
+
+    assert run(tmp_path / "run", "--epochs", "1") == 0
+    with at_step(2, kill), pytest.raises(Killed):
+        resume(tmp_path / "run", "--epochs", "3")
+    assert resume(tmp_path / "run") == 0
+    assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_patience_ends_a_run_and_more_patience_goes_on(tmp_path: Path) -> None:
+    flags = ["--lr", "1e-9", "--seed", "3"]  # nothing is learned: no epoch is better than an earlier one
+    assert run(tmp_path / "run", *flags, "--epochs", "9", "--patience", "2") == 0
+    ended = len(metrics(tmp_path / "run"))
+    assert ended < 9
+    assert resume(tmp_path / "run", "--patience", "9", "--epochs", str(ended + 2)) == 0
+    assert run(tmp_path / "whole", *flags, "--patience", "9", "--epochs", str(ended + 2)) == 0
+    assert_equal_runs(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_finished_run_says_so_and_changes_nothing(
+    unbroken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path.name: path.read_bytes() for path in unbroken.iterdir()}
+    capsys.readouterr()
+    assert resume(unbroken) == 0
+    quiet = capsys.readouterr().out
+    assert quiet.count("\n") == 2
+    assert "MRR" in quiet
+    assert train.main(["--resume", str(unbroken)]) == 0
+    shown = capsys.readouterr().out
+    assert "this run is finished, after 3 epochs" in shown
+    assert str(unbroken) in shown.replace("\n", "")
+    assert {path.name: path.read_bytes() for path in unbroken.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("field", "other", "message"),
+    [
+        ('"dim": 6', '"dim": 8', "made with dim 6, the run's is 8"),
+        ('"score": "distmult"', '"score": "transe"', "made with score 'distmult', the run's is 'transe'"),
+        ('"family:60"', '"family:61"', "made from another data set"),
+    ],
+)
+def test_a_folder_whose_configuration_was_changed(
+    tmp_path: Path, field: str, other: str, message: str
+) -> None:
+    with at_step(2, send(signal.SIGINT)), pytest.raises(SystemExit):
+        run(tmp_path / "run", *EPOCHS)
+    config = (tmp_path / "run" / "config.json").read_text()
+    assert field in config
+    replace_text(tmp_path / "run" / "config.json", config.replace(field, other))
+    with pytest.raises(InputError, match=message):
+        resume(tmp_path / "run", "--epochs", "9")
+    assert '"epochs": 3' in (tmp_path / "run" / "config.json").read_text()
+
+
+@pytest.mark.parametrize("file", ["last.safetensors", "best.safetensors", "metrics.jsonl", "config.json"])
+def test_damaged_files_are_refused(tmp_path: Path, file: str) -> None:
+    steps = steps_of(tmp_path / "count")
+    with at_step(steps + 2, send(signal.SIGINT)), pytest.raises(SystemExit):
+        run(tmp_path / "run", *EPOCHS)
+    path = tmp_path / "run" / file
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(InputError, match=str(path)):
+        resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("model.entities"), "it lacks model.entities"),
+        (lambda state: state.pop("adam.relations.exp_avg"), "it lacks adam.relations.exp_avg"),
+        (lambda state: state.pop("generator"), "it lacks generator"),
+        (lambda state: state.update(extra=torch.zeros(1)), "it has extra"),
+        (lambda state: state.update({"adam.entities.max": torch.zeros(1)}), "it has adam.entities.max"),
+        (
+            lambda state: state.update({"model.entities": torch.zeros(2, 6)}),
+            r"is torch.float32 \(2, 6\), wanted",
+        ),
+        (
+            lambda state: state.update({"model.relations": state["model.relations"].half()}),
+            "model.relations is torch.float16 .* wanted torch.float32",
+        ),
+        (lambda state: state.update(generator=torch.zeros(3).byte()), "random state is none"),
+    ],
+)
+def test_a_checkpoint_with_other_tensors(
+    tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    with at_step(2, send(signal.SIGINT)), pytest.raises(SystemExit):
+        run(tmp_path / "run", *EPOCHS)
+    folder, fingerprint = RunFolder.open(tmp_path / "run"), load_dataset("family:60").fingerprint
+    saved = folder.load_last(fingerprint)
+    assert saved is not None
+    state, position, notes = saved
+    change(state)
+    folder.save_last(state, position, fingerprint, device=notes["device"])
+    with pytest.raises(InputError, match=message) as caught:
+        resume(tmp_path / "run")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("weights", [{}, {"entities": torch.zeros(2, 6)}])
+def test_best_weights_of_another_model(unbroken: Path, tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    (tmp_path / "run" / "results.json").unlink()
+    folder, fingerprint = RunFolder.open(tmp_path / "run"), load_dataset("family:60").fingerprint
+    saved = folder.load_last(fingerprint)
+    assert saved is not None
+    # as after an epoch that was no better: the file is taken as it is
+    position = dataclasses.replace(saved[1], best_epoch=saved[1].epoch - 1)
+    folder.save_last(saved[0], position, fingerprint, device="cpu")
+    folder.save_best(weights, position, fingerprint)
+    with pytest.raises(InputError, match="the checkpoint does not fit the model: it lacks "):
+        resume(tmp_path / "run")
+
+
+def test_all_weights_move_and_are_kept(unbroken: Path) -> None:
+    names = {name for name in tensors(unbroken) if name.startswith("best")}
+    parts = {"entities", "relations", "relation_bias", "unknown_head", "unknown_tail"}
+    assert names == {f"best.safetensors:{part}" for part in parts}
