@@ -1,0 +1,144 @@
+"""Score functions, one block a score, for every back end: arithmetic only.
+
+``h, r, t`` are a triple's three rows as tuples of ``columns`` values, and so are ``g`` and ``q``, the
+gradients of the head's and the relation's new rows. A value is a number in Numba, a tile in Triton, one of
+``x.chunk(columns, -1)`` in PyTorch. With two columns a row is [first half | second half], and entry k of both
+halves belongs together. ``alpha`` and ``beta`` are the triple's two softmax weights, ``slope`` is dL/dpsi
+times ``psi_slope``. A block says:
+
+    columns             1, or 2 where a row is made of two halves
+    psi_term(h, r, t)   summed over a row's d / columns entries
+    psi(total, sqrt)    the score, from that sum
+    psi_slope(psi, where)
+                        dpsi/dtotal up to the factor that the gradients below have; None where it is one
+    phi_ent(r, t)       what the triple adds to its head, a tuple
+    phi_rel(h, t)       what it adds to its relation, a tuple
+    grad_h(slope, beta, q, h, r, t)
+    grad_r(slope, alpha, g, h, r, t)
+    grad_t(slope, alpha, g, beta, q, h, r, t)
+                        the triple's share of dL/dh, dL/dr, dL/dt, a tuple: through psi (``slope``),
+                        phi_ent (``alpha``, ``g``) and phi_rel (``beta``, ``q``)
+
+``sqrt`` and ``where`` are the back end's own.
+
+Source: LightCAKE, arXiv 2102.10826, equations 1-6; docs/op.md, "The gradient of one layer".
+"""
+
+
+class DistMult:
+    """psi = sum_k h_k r_k t_k, phi_ent = r * t, phi_rel = h * t."""
+
+    columns = 1
+    psi_slope = None
+
+    @staticmethod
+    def psi_term(h, r, t):
+        return h[0] * t[0] * r[0]
+
+    @staticmethod
+    def psi(total, sqrt):
+        return total
+
+    @staticmethod
+    def phi_ent(r, t):
+        return (r[0] * t[0],)
+
+    @staticmethod
+    def phi_rel(h, t):
+        return (h[0] * t[0],)
+
+    @staticmethod
+    def grad_h(slope, beta, q, h, r, t):
+        return (t[0] * (slope * r[0] + beta * q[0]),)
+
+    @staticmethod
+    def grad_r(slope, alpha, g, h, r, t):
+        return (t[0] * (slope * h[0] + alpha * g[0]),)
+
+    @staticmethod
+    def grad_t(slope, alpha, g, beta, q, h, r, t):
+        return (alpha * r[0] * g[0] + h[0] * (slope * r[0] + beta * q[0]),)
+
+
+class TransE:
+    """psi = -||t - r - h||, phi_ent = t - r, phi_rel = t - h; a zero length has gradient zero."""
+
+    columns = 1
+
+    @staticmethod
+    def psi_term(h, r, t):
+        v = t[0] - h[0] - r[0]
+        return v * v
+
+    @staticmethod
+    def psi(total, sqrt):
+        return -sqrt(total)
+
+    @staticmethod
+    def psi_slope(psi, where):
+        return where(psi < 0, -1.0 / where(psi < 0, psi, psi * 0 - 1), psi * 0)
+
+    @staticmethod
+    def phi_ent(r, t):
+        return (t[0] - r[0],)
+
+    @staticmethod
+    def phi_rel(h, t):
+        return (t[0] - h[0],)
+
+    @staticmethod
+    def grad_h(slope, beta, q, h, r, t):
+        return (slope * (t[0] - h[0] - r[0]) - beta * q[0],)
+
+    @staticmethod
+    def grad_r(slope, alpha, g, h, r, t):
+        return (slope * (t[0] - h[0] - r[0]) - alpha * g[0],)
+
+    @staticmethod
+    def grad_t(slope, alpha, g, beta, q, h, r, t):
+        return (alpha * g[0] + beta * q[0] - slope * (t[0] - h[0] - r[0]),)
+
+
+class ComplEx:
+    """psi = Re sum_k h_k r_k conj(t_k), phi_ent = conj(r) t, phi_rel = conj(h) t; halves: real, imaginary."""
+
+    columns = 2
+    psi_slope = None
+
+    @staticmethod
+    def psi_term(h, r, t):
+        return (h[0] * t[0] + h[1] * t[1]) * r[0] + (h[0] * t[1] - h[1] * t[0]) * r[1]
+
+    @staticmethod
+    def psi(total, sqrt):
+        return total
+
+    @staticmethod
+    def phi_ent(r, t):
+        return (r[0] * t[0] + r[1] * t[1], r[0] * t[1] - r[1] * t[0])
+
+    @staticmethod
+    def phi_rel(h, t):
+        return (h[0] * t[0] + h[1] * t[1], h[0] * t[1] - h[1] * t[0])
+
+    @staticmethod
+    def grad_h(slope, beta, q, h, r, t):
+        a, b = slope * r[0] + beta * q[0], slope * r[1] + beta * q[1]
+        return (a * t[0] + b * t[1], a * t[1] - b * t[0])
+
+    @staticmethod
+    def grad_r(slope, alpha, g, h, r, t):
+        a, b = slope * h[0] + alpha * g[0], slope * h[1] + alpha * g[1]
+        return (a * t[0] + b * t[1], a * t[1] - b * t[0])
+
+    @staticmethod
+    def grad_t(slope, alpha, g, beta, q, h, r, t):
+        a, b = slope * r[0] + beta * q[0], slope * r[1] + beta * q[1]
+        c, d = alpha * g[0], alpha * g[1]
+        return (
+            a * h[0] - b * h[1] + c * r[0] - d * r[1],
+            a * h[1] + b * h[0] + c * r[1] + d * r[0],
+        )
+
+
+SCORES = {"distmult": DistMult, "transe": TransE, "complex": ComplEx}
