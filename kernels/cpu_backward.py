@@ -243,7 +243,7 @@ def backward(
     grad_x, part = torch.empty_like(x), x.new_empty(slots, width)
     entity_pass(
         score, width, len(plan.entity_task) - 1,
-        x, y, g, q, plan.context_relation, plan.context_tail, plan.context_link,
+        x, y, g, q, plan.context_relation, plan.context_tail, plan.context_record,
         plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task,
         link, grad_x, part,
     )  # fmt: skip

@@ -282,7 +282,7 @@ def forward(
         part, top, total = _parts(x, slots)
         entity_pass(
             score, width, len(plan.entity_task) - 1,
-            x, y, plan.context_relation, plan.context_tail, plan.context_link,
+            x, y, plan.context_relation, plan.context_tail, plan.context_record,
             plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task, s,
             new_x, lse_x, part, top, total,
         )  # fmt: skip

@@ -27,9 +27,9 @@ GPU_NO_CHUNK = -2  # the part that marks an empty place among them
 class Plan(NamedTuple):
     """Index tensors of a graph with T raw triples, E = 2T context triples, N entities, R raw relations.
 
-    Relation order sorts the raw triples by relation, each followed by its inverse; head order sorts all E
-    context triples by their head. A chunk is a run of triples of one row; a task is a run of chunks of
-    about equal cost.
+    Relation order sorts the raw triples by relation; a context triple's record is 2 * (its triple's place
+    there) + (1 for an inverse). Head order sorts all E context triples by their head. A chunk is a run of
+    triples of one row; a task is a run of chunks of about equal cost.
     """
 
     head: torch.Tensor  # [T] int32, relation order
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     relation_part: torch.Tensor  # [2R + 1] int64, a row's parts among 2P: the chunks, then their inverses
     context_relation: torch.Tensor  # [E] int32 below 2R, head order
     context_tail: torch.Tensor  # [E] int32, head order
-    context_link: torch.Tensor  # [E] int32, head order: 2 * (place in relation order) + (1 for an inverse)
+    context_record: torch.Tensor  # [E] int32, head order: the record, see above
     entity_chunk: torch.Tensor  # [Q + 1] int64, bounds in head order
     entity_chunk_row: torch.Tensor  # [Q] int32, head
     entity_chunk_slot: torch.Tensor  # [Q] int32, place among the parts of cut rows, -1 in uncut rows
@@ -60,8 +60,7 @@ class GpuPlan(NamedTuple):
     raw: torch.Tensor  # [T, 4] relation order: head, tail, place of the triple, of its inverse in head order
     triple: torch.Tensor  # [T] relation order: place in the triples given
     relation_chunk: torch.Tensor  # [P, 4] start, end, raw relation, part (the inverse's is P further)
-    context: torch.Tensor  # [E, 4] head order: relation below 2R, tail, link, inverse relation
-    # a link is 2 * (place in relation order) + (1 for an inverse)
+    context: torch.Tensor  # [E, 4] head order: relation below 2R, tail, record, inverse relation
     entity_chunk: torch.Tensor  # [Q, 4] start, end, head, part or -1: chunks of cut rows, then the others,
     # both with empty places up to a multiple of GPU_SIDE_BY_SIDE
     merge_row: torch.Tensor  # [2R + H] rows made of parts: all relations, then the H cut entities
@@ -87,8 +86,8 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
     tail_first = tail_repeats[relation]
     inner, outer = np.where(tail_first, head, tail), np.where(tail_first, tail, head)
     by_relation = np.lexsort((inner, outer, relation))
-    link = np.empty(2 * count, np.int64)
-    link[by_relation], link[by_relation + count] = 2 * np.arange(count), 2 * np.arange(count) + 1
+    record = np.empty(2 * count, np.int64)
+    record[by_relation], record[by_relation + count] = 2 * np.arange(count), 2 * np.arange(count) + 1
 
     relation_first, relation_chunk, relation_chunk_row = cut_rows(
         np.bincount(relation, minlength=num_relations), RELATION_CHUNK
@@ -119,7 +118,7 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
         relation_part=offsets(np.concatenate([relation_first[:-1], relation_first + relation_first[-1]])),
         context_relation=ids(both_relations[by_head]),
         context_tail=ids(both_tails[by_head]),
-        context_link=ids(link[by_head]),
+        context_record=ids(record[by_head]),
         entity_chunk=offsets(entity_chunk),
         entity_chunk_row=ids(entity_chunk_row),
         entity_chunk_slot=ids(slot),
@@ -132,16 +131,16 @@ def build_plan(triples: Array, num_entities: int, num_relations: int) -> Plan:
 def build_gpu_plan(plan: Plan) -> GpuPlan:
     """Derive the records from a plan; they lie on its device."""
     device = plan.head.device
-    head, tail, relation, near, link, rows = (
+    head, tail, relation, neighbour, record, rows = (
         ids.numpy(force=True)
         for ids in (
-            plan.head, plan.tail, plan.context_relation, plan.context_tail, plan.context_link,
+            plan.head, plan.tail, plan.context_relation, plan.context_tail, plan.context_record,
             plan.entity_chunk_row,
         )
     )  # fmt: skip
     num_relations, count = len(plan.relation_row) // 2, len(head)
     place = np.empty(2 * count, np.int64)  # in head order, of a triple and of its inverse
-    place[link] = np.arange(2 * count)
+    place[record] = np.arange(2 * count)
     forward, inverse = place[0::2], place[1::2]
     back = np.where(relation < num_relations, relation + num_relations, relation - num_relations)
 
@@ -172,7 +171,7 @@ def build_gpu_plan(plan: Plan) -> GpuPlan:
         raw=ids(np.stack([head, tail, forward, inverse], 1)),
         triple=plan.triple,
         relation_chunk=ids(chunk[np.argsort(chunk[:, 0] - chunk[:, 1], kind="stable")]),
-        context=ids(np.stack([relation, near, link, back], 1)),
+        context=ids(np.stack([relation, neighbour, record, back], 1)),
         entity_chunk=ids(np.concatenate([_side_by_side(entity_chunk[kind]) for kind in (is_cut, ~is_cut)])),
         merge_row=ids(np.concatenate([np.arange(2 * num_relations), cut])),
         merge_part=ids(np.concatenate([[0], np.cumsum(parts)])),

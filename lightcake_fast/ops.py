@@ -111,7 +111,7 @@ def context_weights(
         heads, relation_ids, _ = graph.context_triples
         plan, given = graph.plan, torch.empty_like(s)
         if backend == "triton":  # its scores are in head order
-            s = torch.empty_like(s).index_copy_(0, plan.context_link.long(), s)
+            s = torch.empty_like(s).index_copy_(0, plan.context_record.long(), s)
         given[plan.triple] = s[0::2]
         given[plan.triple + graph.num_triples] = s[1::2]
         alpha = (given - lse_x.index_select(0, heads)).exp()

@@ -31,10 +31,10 @@ def check_orders(graph: ContextGraph, plan: Plan) -> None:
     """Both orders are permutations, sorted by their rows, and each position leads to its triple."""
     count, (heads, relations, tails) = graph.num_triples, graph.context_triples
     assert_bitwise_equal(plan.triple.sort().values, torch.arange(count), name="relation order")
-    links = plan.context_link
-    assert_bitwise_equal(links.sort().values, torch.arange(2 * count), name="links")
+    records = plan.context_record
+    assert_bitwise_equal(records.sort().values, torch.arange(2 * count), name="records")
     given = torch.stack([plan.triple, plan.triple + count], 1).reshape(-1)  # a triple, then its inverse
-    by_head = given[links]
+    by_head = given[records]
     for name, actual, expected in (
         ("head", plan.head, heads[plan.triple]),
         ("tail", plan.tail, tails[plan.triple]),
