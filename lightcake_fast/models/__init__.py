@@ -1,15 +1,12 @@
 """Models that rank the relations of a pair of entities."""
 
-from collections.abc import Callable
-from functools import partial
-
 from lightcake_fast.models.a2n import A2N
 from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.lightcake import LightCAKE
 from lightcake_fast.models.plain import PlainModel
 from lightcake_fast.models.projected import TransH, TransR
 from lightcake_fast.models.rgcn import DECOMPOSITIONS, RGCN, RGCNLayer
-from lightcake_fast.models.scorers import SCORERS
+from lightcake_fast.models.specs import MODELS, ModelSpec, takers
 
 __all__ = [
     "A2N",
@@ -17,18 +14,11 @@ __all__ = [
     "MODELS",
     "RGCN",
     "LightCAKE",
+    "ModelSpec",
     "PlainModel",
     "RGCNLayer",
     "RelationModel",
     "TransH",
     "TransR",
+    "takers",
 ]
-
-MODELS: dict[str, Callable[..., RelationModel]] = {
-    "lightcake": LightCAKE,
-    **{name: partial(PlainModel, score=name) for name in SCORERS},
-    "transh": TransH,
-    "transr": TransR,
-    "rgcn": RGCN,
-    "a2n": A2N,
-}

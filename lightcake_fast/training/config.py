@@ -14,16 +14,10 @@ from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
-from lightcake_fast.models import DECOMPOSITIONS, MODELS
+from lightcake_fast.models import DECOMPOSITIONS, MODELS, takers
 
 PRESETS = ("paper", "best")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
-# Fields that not every model has: those of each model.
-OWN_FIELDS = {
-    "lightcake": ("score", "context", "layers", "mask_targets", "backend"),
-    "rgcn": ("layers", "decomposition", "bases", "mask_targets"),
-    "a2n": ("mask_targets", "backend"),
-}
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -126,36 +120,34 @@ class TrainingConfig:
         choices=PRESETS,
     )
     model: str = _flag(
-        "lightcake (default), or a baseline: a score without context (transe, distmult, complex, simple, "
-        "rotate, transh, transr) or a graph network (rgcn, a2n)",
+        "lightcake (default), or a baseline: a score without context "
+        f"({', '.join(name for name, spec in MODELS.items() if not spec.context)}) or a graph network "
+        f"({', '.join(name for name, spec in MODELS.items() if spec.context and name != 'lightcake')})",
         "model",
         "lightcake",
         choices=tuple(MODELS),
     )
     score: str = _flag(
-        "lightcake: score function (default: distmult)", "model", "distmult", choices=("distmult", "transe")
+        "score function (default: distmult)", "model", "distmult", choices=("distmult", "transe")
     )
     context: str = _flag(
-        "lightcake: contexts that refine the embeddings (default: both)",
+        "contexts that refine the embeddings (default: both)",
         "model",
         "both",
         choices=("both", "entity", "relation"),
     )
     layers: int = _flag(
-        "lightcake: context layers, 0 for the plain score; rgcn: convolutions",
-        "model",
-        at_least=0,
-        metavar="L",
+        "context layers (0 for the plain score), or convolutions", "model", at_least=0, metavar="L"
     )
     decomposition: str = _flag(
-        "rgcn: matrices of the relations, each of its own, combinations of bases, or block-diagonal "
+        "matrices of the relations, each of its own, combinations of bases, or block-diagonal "
         "(default: basis)",
         "model",
         "basis",
         choices=DECOMPOSITIONS,
     )
     bases: int = _flag(
-        "rgcn: bases, or blocks of a block-diagonal matrix (default: 4)", "model", 4, at_least=1, metavar="B"
+        "bases, or blocks of a block-diagonal matrix (default: 4)", "model", 4, at_least=1, metavar="B"
     )
     dim: int = _flag("embedding width", "model", at_least=1, metavar="D")
     relation_bias: bool = _flag(
@@ -277,7 +269,7 @@ class TrainingConfig:
     @property
     def title(self) -> str:
         """The model in a word, with LightCAKE's score."""
-        return f"{self.model}-{self.score}" if self.model == "lightcake" else self.model
+        return f"{self.model}-{self.score}" if "score" in MODELS[self.model].own else self.model
 
     def to_json(self) -> str:
         """The saved fields as a JSON object, a line each."""
@@ -325,11 +317,11 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     types = {"str": str, "int": int, "float": float}
     for field, flag, kind in fields():
         name = "--" + field.name.replace("_", "-")
+        models = ", ".join(takers(field.name))
+        text = (f"{models}: {flag.help}" if models else flag.help).replace("%", "%%")
         if kind == "bool":
             action = "store_true" if field.default is False else argparse.BooleanOptionalAction
-            groups[flag.group].add_argument(
-                name, action=action, default=argparse.SUPPRESS, help=flag.help.replace("%", "%%")
-            )
+            groups[flag.group].add_argument(name, action=action, default=argparse.SUPPRESS, help=text)
         else:
             groups[flag.group].add_argument(
                 name,
@@ -337,7 +329,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 choices=flag.choices or None,
                 metavar=flag.metavar,
                 default=argparse.SUPPRESS,
-                help=flag.help.replace("%", "%%"),
+                help=text,
             )
 
 

@@ -5,11 +5,6 @@ from torch import Generator
 from lightcake_fast.models import MODELS, RelationModel
 from lightcake_fast.training.config import TrainingConfig
 
-_OWN_ARGUMENTS = {
-    "lightcake": ("layers", "score", "context"),
-    "rgcn": ("layers", "decomposition", "bases"),
-}
-
 
 def build_model(
     config: TrainingConfig, num_entities: int, num_relations: int, generator: Generator | None = None
@@ -25,8 +20,8 @@ def build_model(
     Raises:
         InputError: The width does not fit the model.
     """
-    own = {name: getattr(config, name) for name in _OWN_ARGUMENTS.get(config.model, ())}
-    model: RelationModel = MODELS[config.model](
+    spec = MODELS[config.model]
+    return spec.make(
         num_entities,
         num_relations,
         dim=config.dim,
@@ -35,6 +30,5 @@ def build_model(
         row_dropout=config.row_dropout,
         unseen_rate=config.unseen_rate,
         generator=generator,
-        **own,
+        **{name: getattr(config, name) for name in spec.arguments},
     )
-    return model

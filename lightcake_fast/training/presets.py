@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.training.config import OWN_FIELDS, TrainingConfig, dataset_key
+from lightcake_fast.models import MODELS, takers
+from lightcake_fast.training.config import TrainingConfig, dataset_key
 
 Settings = dict[str, int | float | bool]
 
@@ -99,25 +100,14 @@ OWN_FOLDER: Settings = _best(
 )
 
 
-# What the settings of a LightCAKE become for a baseline. Without context a step is cheap and learns less.
-_NO_CONTEXT: Settings = {"layers": 0, "mask_targets": False, "row_dropout": 0.0, "epochs": 40}
-BASELINES: dict[str, Settings] = {
-    **dict.fromkeys(("transe", "distmult", "complex", "simple", "rotate", "transh", "transr"), _NO_CONTEXT),
-    "rgcn": {"layers": 1},
-    "a2n": {"layers": 1},
-}
-_LIKE_TRANSE = ("transe", "rotate", "transh", "transr")
-
-
 def preset_settings(preset: str, dataset: str, model: str, score: str) -> Settings:
     """The settings of a preset for a data set (name or folder) and model; unknown ones get the fallback.
 
     A baseline gets those of LightCAKE with the score nearest to its own, but for what it does not have.
     """
-    if model != "lightcake":
-        score = "transe" if model in _LIKE_TRANSE else "distmult"
-    best = BEST.get((dataset_key(dataset) or "", score), OWN_FOLDER)
-    return {**(PAPER if preset == "paper" else best), **BASELINES.get(model, {})}
+    spec = MODELS[model]
+    best = BEST.get((dataset_key(dataset) or "", spec.nearest or score), OWN_FOLDER)
+    return {**(PAPER if preset == "paper" else best), **spec.overrides}
 
 
 def resolve(explicit: Mapping[str, Any]) -> TrainingConfig:
@@ -128,8 +118,8 @@ def resolve(explicit: Mapping[str, Any]) -> TrainingConfig:
     """
     given = TrainingConfig(**{**PAPER, **explicit})
     for name in explicit:
-        takers = [model for model, names in OWN_FIELDS.items() if name in names]
-        if takers and given.model not in takers:
-            raise InputError(f"{name}: {given.model} has no such setting, only {', '.join(takers)} have")
+        models = takers(name)
+        if models and given.model not in models:
+            raise InputError(f"{name}: {given.model} has no such setting, only {', '.join(models)} have")
     settings = preset_settings(given.preset, given.dataset, given.model, given.score)
     return TrainingConfig(**{**settings, **explicit})

@@ -14,7 +14,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS
 from lightcake_fast.reproduce import __main__ as command
 from lightcake_fast.reproduce import paper, runs
-from lightcake_fast.reproduce.experiments import BASELINES, Experiment, Row, configuration, experiments
+from lightcake_fast.reproduce.experiments import Experiment, Row, configuration, experiments
 from lightcake_fast.reproduce.runs import Outcome, folder_of, read
 from lightcake_fast.reproduce.tables import Table, mean_scores, score_cells, verdict
 from lightcake_fast.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison
@@ -211,7 +211,3 @@ def test_a_broken_run_is_named(tmp_path: Path, content: str | None) -> None:
         (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(InputError, match="no finished run, or a damaged one"):
         read(tmp_path)
-
-
-def test_the_papers_baselines_are_models() -> None:
-    assert set(BASELINES.values()) | {"lightcake"} == set(MODELS)

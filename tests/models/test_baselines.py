@@ -14,7 +14,6 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import A2N, DECOMPOSITIONS, MODELS, RGCN, RelationModel, RGCNLayer
 from lightcake_fast.models.neighbours import neighbours
-from lightcake_fast.training.config import OWN_FIELDS
 from lightcake_fast.training.model import build_model
 from lightcake_fast.training.presets import resolve
 from tests.support.comparison import assert_bitwise_equal, assert_close
@@ -33,7 +32,7 @@ def made(name: str, **options: Any) -> RelationModel:
     }
     if name in ("lightcake", "rgcn"):
         settings["layers"] = 2
-    model = MODELS[name](N, R, **settings | options).eval()
+    model = MODELS[name].make(N, R, **settings | options).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(generator=settings["generator"])
@@ -278,7 +277,7 @@ def test_parameter_counts(name: str, sizes: tuple[int, int]) -> None:
     for decomposition in DECOMPOSITIONS if name == "rgcn" else ("basis",):
         for layers in (0, 2) if name == "lightcake" else (1, 2) if name == "rgcn" else (0,):
             flags: dict[str, Any] = {"model": name, "dim": 16, "relation_bias": True, "unseen_rate": 0.1}
-            flags |= {"layers": layers} if "layers" in OWN_FIELDS.get(name, ()) else {}
+            flags |= {"layers": layers} if "layers" in MODELS[name].own else {}
             flags |= {"decomposition": decomposition, "bases": 4} if name == "rgcn" else {}
             with torch.device("meta"):
                 model = build_model(resolve(flags), n, r)
@@ -316,7 +315,7 @@ def test_the_driver_trains_every_model(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = ["--dataset", "family:60", "--model", name, "--dim", "8", "--batch-size", "64", "--lr", "0.02"]
     flags += ["--epochs", "3", "--patience", "3", "--quiet", "--out", str(folder)]
-    if "backend" in OWN_FIELDS.get(name, ()):
+    if "backend" in MODELS[name].own:
         flags += ["--backend", "reference"]
     assert train.main(flags) == 0
     losses = [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -332,7 +331,7 @@ def test_the_driver_trains_every_model(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"model": "transx"}, "model: got 'transx', wanted one of lightcake, distmult, transe, "),
+        ({"model": "transx"}, "model: got 'transx', wanted one of lightcake, transe, distmult, "),
         ({"model": "transe", "layers": 2}, "layers: transe has no such setting, only lightcake, rgcn have"),
         ({"model": "rgcn", "score": "transe"}, "score: rgcn has no such setting, only lightcake have"),
         ({"bases": 2}, "bases: lightcake has no such setting, only rgcn have"),

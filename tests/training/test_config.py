@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.models import MODELS
+from lightcake_fast.models import MODELS, ModelSpec
 from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fields, resumed
 from lightcake_fast.training.model import build_model
 from lightcake_fast.training.presets import BEST, OWN_FOLDER, PAPER, resolve
@@ -159,6 +159,13 @@ def test_every_model_has_settings_in_every_preset(model: str, preset: str, datas
     assert has_context or not config.mask_targets
     assert config.title == ("lightcake-distmult" if model == "lightcake" else model)
     build_model(config, 3, 2)  # the width fits
+
+
+@pytest.mark.parametrize("spec", MODELS.values(), ids=MODELS)
+def test_a_models_record_names_fields_and_presets(spec: ModelSpec) -> None:
+    names = {field.name for field in dataclasses.fields(TrainingConfig)}
+    assert names >= {*spec.own, *spec.overrides}
+    assert spec.nearest in {None, *(score for _, score in BEST)}
 
 
 def test_the_command_of_the_moment_is_not_saved() -> None:

@@ -1,0 +1,79 @@
+"""One record a model: all that flags, presets, tables and training know of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lightcake_fast.models.a2n import A2N
+from lightcake_fast.models.base import RelationModel
+from lightcake_fast.models.lightcake import LightCAKE
+from lightcake_fast.models.plain import PlainModel
+from lightcake_fast.models.projected import TransH, TransR
+from lightcake_fast.models.rgcn import RGCN
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What there is to know of a model outside of its own file.
+
+    Attributes:
+        make: Makes one: takes what `RelationModel` takes, and `arguments`.
+        label: Its name in tables, where the paper has it the paper's.
+        arguments: Fields of the configuration that `make` takes, beyond those that every model has.
+        context: Fields of the configuration that its training takes because it reads the graph; empty for a
+            score without context.
+        nearest: The LightCAKE score whose presets it takes; None takes those of the `score` chosen.
+        overrides: Settings of these presets that are others for it.
+    """
+
+    make: Callable[..., RelationModel]
+    label: str
+    arguments: tuple[str, ...] = ()
+    context: tuple[str, ...] = ()
+    nearest: str | None = "distmult"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The fields of the configuration that not every model has, and this one has."""
+        return self.arguments + self.context
+
+
+# Without context a step is cheap and learns less.
+_WITHOUT_CONTEXT = {"layers": 0, "mask_targets": False, "row_dropout": 0.0, "epochs": 40}
+
+
+def _plain(label: str, make: Callable[..., RelationModel], nearest: str) -> ModelSpec:
+    return ModelSpec(make, label, nearest=nearest, overrides=_WITHOUT_CONTEXT)
+
+
+MODELS: dict[str, ModelSpec] = {
+    "lightcake": ModelSpec(
+        LightCAKE,
+        "LightCAKE",
+        arguments=("layers", "score", "context"),
+        context=("mask_targets", "backend"),
+        nearest=None,
+    ),
+    "transe": _plain("TransE", partial(PlainModel, score="transe"), "transe"),
+    "distmult": _plain("DistMult", partial(PlainModel, score="distmult"), "distmult"),
+    "complex": _plain("ComplEx", partial(PlainModel, score="complex"), "distmult"),
+    "simple": _plain("SimplE", partial(PlainModel, score="simple"), "distmult"),
+    "rotate": _plain("RotatE", partial(PlainModel, score="rotate"), "transe"),
+    "transh": _plain("TransH", TransH, "transe"),
+    "transr": _plain("TransR", TransR, "transe"),
+    "rgcn": ModelSpec(
+        RGCN,
+        "R-GCN",
+        arguments=("layers", "decomposition", "bases"),
+        context=("mask_targets",),
+        overrides={"layers": 1},
+    ),
+    "a2n": ModelSpec(A2N, "A2N-like", context=("mask_targets", "backend"), overrides={"layers": 1}),
+}
+
+
+def takers(setting: str) -> list[str]:
+    """The models that have a field of the configuration; empty for one that all have."""
+    return [name for name, spec in MODELS.items() if setting in spec.own]
