@@ -2,13 +2,14 @@
 
 import argparse
 import errno
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from lightcake_fast.errors import InputError, memory_wanted
+from lightcake_fast.terminal import prepare_streams, silence_stdout
 
 # what a machine lacks, and no other argument mends
 _SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
@@ -56,12 +57,10 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         Other exceptions are bugs and propagate.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
+    prepare_streams()
     try:
-        code = main(arguments) or 0
-        sys.stdout.flush()
+        return _flushed(main, arguments)
     except BrokenPipeError:
-        # the interpreter flushes stdout again at exit, which must not fail a second time
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -72,8 +71,21 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
             raise
         if "--debug" in arguments:
             traceback.print_exc()
-        print("error:", " ".join(problem.splitlines()), file=sys.stderr)
-    return code
+        with suppress(OSError):  # stderr may have gone too
+            print("error:", " ".join(problem.splitlines()), file=sys.stderr)
+        return code
+
+
+def _flushed(main: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
+    """Run a command to its last byte: that stdout is full or gone shows here, and not at exit."""
+    try:
+        return main(arguments) or 0
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            silence_stdout()
+            raise
 
 
 def _told(error: Exception) -> tuple[str | None, int]:

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
 from lightcake_fast.inference.breakdown import GROUPINGS, Group
 from lightcake_fast.metrics import TIES, RankMetrics, summarise_ranks
+from lightcake_fast.terminal import Console
 from lightcake_fast.training.progress import METRICS, format_figure, metrics_table
 from lightcake_fast.training.runtime import prepare_process
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
         InputError: A run folder is wrong, or the runs are of different data sets.
     """
     options = make_parser().parse_args(argv)
-    console = Console(highlight=False, markup=False)
+    console = Console()
     groups: list[Group] = []
     ranks: dict[str, Tensor] = {}
     fingerprint = None

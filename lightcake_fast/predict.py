@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -10,17 +9,17 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from rich.console import Console
 from rich.progress import Progress
 
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
-from lightcake_fast.inference.answers import Prediction
+from lightcake_fast.inference.answers import Explanation, Prediction
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
 from lightcake_fast.inference.figure import check_figure, draw
 from lightcake_fast.inference.pairs import read_pairs
 from lightcake_fast.inference.report import explanation_tables, prediction_table
 from lightcake_fast.inference.trained import TrainedModel
+from lightcake_fast.terminal import Console, json_line
 from lightcake_fast.training.runtime import prepare_process
 
 PAIRS_PER_BLOCK = 4096
@@ -82,24 +81,28 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
     explanation = None
     if options.explain or options.figure is not None:
         explanation = trained.explain(options.head, options.tail, options.top)
-    if options.figure is not None and explanation is not None:
-        draw(explanation, options.figure)
     if options.json:
         record = dataclasses.asdict(prediction)
         if explanation is not None:
             record["explanation"] = dataclasses.asdict(explanation)
-        print(json.dumps(record, ensure_ascii=False))
-        return
-    console = Console(highlight=False, markup=False)
+        print(json_line(record))
+    else:
+        _print_answer(trained, prediction, explanation if options.explain else None)
+    if options.figure is not None and explanation is not None:
+        draw(explanation, options.figure)  # last: whatever becomes of the picture, the answer is there
+
+
+def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Explanation | None) -> None:
+    console = Console()
     console.print(f"{prediction.head} → {prediction.tail}", soft_wrap=True)
     console.print(prediction_table(prediction))
     for note in prediction.notes:
         console.print(f"note: {note}", soft_wrap=True)
-    for name in dict.fromkeys((options.head, options.tail)):
+    for name in dict.fromkeys((prediction.head, prediction.tail)):
         near = trained.nearest(name) if name not in trained.graph.entities else []
         if near:
             console.print(f"names near {name!r}: {', '.join(map(repr, near))}", soft_wrap=True)
-    if explanation is not None and options.explain:
+    if explanation is not None:
         console.print(f"{explanation.relation}: score {explanation.score:.4f}")
         console.print("share: of the score, gone without the triple; p without: the probability then")
         for table in explanation_tables(explanation):
@@ -107,6 +110,8 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
 
 
 def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
+    if options.pairs == "-" and sys.stdin is None:
+        raise InputError("pairs: got a closed stdin, wanted head<TAB>tail lines")
     header = "" if options.json else "\t".join(COLUMNS) + "\n"
     name = "stdin" if options.pairs == "-" else options.pairs
     console = Console(stderr=True)
@@ -144,7 +149,7 @@ def _checked(trained: TrainedModel, file: BinaryIO, name: str) -> Iterator[tuple
 
 def _line(prediction: Prediction, *, as_json: bool) -> str:
     if as_json:
-        return json.dumps(dataclasses.asdict(prediction), ensure_ascii=False)
+        return json_line(dataclasses.asdict(prediction))
     head, tail, note = prediction.head, prediction.tail, "; ".join(prediction.notes)
     return "\n".join(
         f"{head}\t{tail}\t{rank}\t{candidate.relation}\t{candidate.probability:.6g}\t{note}"

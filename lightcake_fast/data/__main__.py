@@ -5,12 +5,11 @@ import json
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from lightcake_fast.cli import ArgumentParser, run
 from lightcake_fast.data import load_dataset
 from lightcake_fast.data.public import DATA_VARIABLE, PUBLIC_DATASETS
 from lightcake_fast.data.statistics import compute_statistics, render_statistics
+from lightcake_fast.terminal import Console
 
 DESCRIPTION = "Print the statistics of a data set."
 EPILOG = """\

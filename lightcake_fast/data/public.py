@@ -131,8 +131,9 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
         OSError: A file could not be written; as above.
     """
     # rich costs start-up time that only a download needs to pay
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from lightcake_fast.terminal import Console
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:

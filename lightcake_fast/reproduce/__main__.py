@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from lightcake_fast import __version__, cli
 from lightcake_fast.errors import InputError
@@ -28,6 +27,7 @@ from lightcake_fast.reproduce.paper import DATASETS
 from lightcake_fast.reproduce.runs import folder_of, run
 from lightcake_fast.reproduce.tables import Table, draw
 from lightcake_fast.reproduce.targets import BUILDERS, Finished, table_1
+from lightcake_fast.terminal import Console
 from lightcake_fast.training.config import PRESETS, add_flags
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.runtime import device_name, resolve_device
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("figures need matplotlib: pip install 'lightcake_fast[plots]'")
     out = Path(options.out).expanduser()
     out.mkdir(parents=True, exist_ok=True)
-    console = Console(highlight=False, markup=False)
+    console = Console()
     tables = {"table1": table_1(datasets, options.data_dir)} if "table1" in wanted else {}
     with Interrupt():
         finished = _train(chosen, datasets, options.seeds, common, out, console)

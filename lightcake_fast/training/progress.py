@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.terminal import Console
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.run_folder import Position
 
@@ -28,7 +28,7 @@ class Reporter:
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False, markup=False)
+        self._console = console or Console()
         self._quiet = quiet
         self._progress: Progress | None = None
         self._task = TaskID(0)

@@ -27,6 +27,7 @@ ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba'
 LAYERS = {
     "lightcake_fast.errors": 0,
     "lightcake_fast.files": 0,
+    "lightcake_fast.terminal": 0,
     "lightcake_fast.kernels": 0,
     "lightcake_fast.reference": 0,
     "lightcake_fast.ops": 1,

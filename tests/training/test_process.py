@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from lightcake_fast import cli, train
+from lightcake_fast.terminal import Console
 from lightcake_fast.training.progress import Reporter
 from tests.support.trained_runs import write_dataset
 from tests.support.training_runs import TINY, assert_equal_runs, start
@@ -188,7 +188,7 @@ def test_metrics_only_when_quiet_and_a_line_an_epoch_otherwise(
 def test_a_terminal_gets_a_live_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightcake_fast.training.progress.REFRESH_SECONDS", 0.0)
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=140, highlight=False, markup=False)
+    console = Console(file=screen, force_terminal=True, width=140)
     monkeypatch.setattr(train, "Reporter", lambda quiet: Reporter(quiet, console))
     flags = [flag for flag in TINY if flag != "--quiet"]
     train.main([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])

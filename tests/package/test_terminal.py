@@ -1,0 +1,133 @@
+"""What commands print to: encodings, closed streams, readers that have gone, and odd widths."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+from lightcake_fast import cli, terminal
+from lightcake_fast.errors import InputError
+
+PRINTS = """
+import sys
+from rich.table import Table
+from lightcake_fast import cli
+from lightcake_fast.terminal import Console
+
+def main(arguments):
+    if "fail" in arguments:
+        raise cli.InputError("wrong → 東京")
+    if "rich" in arguments:
+        for _ in range(20_000):
+            Console().print("one line", soft_wrap=True)
+    else:
+        print("one line\\n" * 20_000)
+
+sys.exit(cli.run(main))
+"""
+
+
+HELP = "import sys; from lightcake_fast import cli; "
+HELP += "sys.exit(cli.run(cli.ArgumentParser('p', 'd').parse_args))"
+
+
+def command(
+    arguments: str, redirected: str = "", code: str = PRINTS, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run code in a shell, whose pipelines end with the code of the part that failed."""
+    line = f'set -o pipefail; "$PYTHON" -c "$CODE" {arguments} {redirected}'
+    values = {**os.environ, "PYTHON": sys.executable, "CODE": code, "PYTHONUNBUFFERED": "", **environment}
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=values)
+
+
+@pytest.mark.parametrize("how", ["rich", "print"])
+def test_a_reader_that_has_gone_ends_the_command_with_141(how: str) -> None:
+    done = command(how, "| head -n 1")
+    assert (done.returncode, done.stdout, done.stderr) == (141, "one line\n", "")
+
+
+def test_help_for_a_reader_that_has_gone() -> None:
+    done = command("--help", "| true", HELP.replace("sys.exit", "import time; time.sleep(0.3); sys.exit"))
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("how", ["rich", "print"])
+def test_closed_streams_take_all(how: str) -> None:
+    done = command(how, ">&- 2>&-")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert command("fail", ">&-").returncode == command("fail", "2>&-").returncode == 2
+    assert command("fail", "2>&-").stdout == "", "what stderr was to get is not for stdout"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("how", ["rich", "print"])
+def test_a_full_disk_behind_stdout_is_one_line(how: str) -> None:
+    done = command(how, "> /dev/full")
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_an_error_in_any_encoding(encoding: str) -> None:
+    done = command("fail", PYTHONIOENCODING=encoding)
+    shown = "wrong → 東京" if encoding == "utf-8" else r"wrong -> \u6771\u4eac"
+    assert (done.returncode, done.stderr) == (2, f"error: {shown}\n")
+
+
+@pytest.fixture
+def stdout(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.BytesIO]:
+    """Replace stdout by one of an encoding; gives the bytes that it gets."""
+
+    def replace(encoding: str) -> io.BytesIO:
+        file = io.BytesIO()
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(file, encoding=encoding))
+        return file
+
+    return replace
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_names_in_any_encoding(stdout: Callable[[str], io.BytesIO], encoding: str) -> None:
+    file = stdout(encoding)
+    names = ["naïve", "東京", "a → b", "lone \udcff", "\x85"]
+
+    def main(_: object) -> None:
+        table = Table("name")
+        for name in names:
+            table.add_row(name)
+        terminal.Console().print(table)
+        print(terminal.json_line(names))
+
+    assert cli.run(main, []) == 0
+    *_, line = file.getvalue().decode(encoding).split("\n")[:-1]
+    assert json.loads(line) == names
+
+
+def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "[bold]no markup[/] :smile: 12 " + "long " * 100
+    terminal.Console().print(Table(text.strip()))
+    assert text.strip() in capsys.readouterr().out, "neither markup nor emoji codes, and whole in a pipe"
+
+
+def test_a_terminal_said_to_have_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    file = io.StringIO()
+    console = terminal.Console(file=file, force_terminal=True)
+    console.print("text")
+    assert console.width >= 20
+    assert "text" in file.getvalue()
+
+
+def test_an_error_after_output_that_nobody_reads(stdout: Callable[[str], io.BytesIO]) -> None:
+    def main(_: object) -> None:
+        print("row")
+        raise InputError("the next row is wrong")
+
+    file = stdout("utf-8")
+    assert cli.run(main, []) == 2
+    assert file.getvalue() == b"row\n", "what came before the error is not lost"
