@@ -1,4 +1,3 @@
-import time
 from typing import Any
 
 import numpy as np
@@ -167,22 +166,3 @@ def test_an_empty_split_has_no_means() -> None:
         "hits_at_3": None,
         "hits_at_10": None,
     }
-
-
-def test_five_thousand_pairs_take_less_than_a_second() -> None:
-    random = np.random.default_rng(0)
-    num_entities, num_relations = 14_541, 237
-    triples = np.stack(
-        [random.integers(0, limit, 300_000) for limit in (num_entities, num_relations, num_entities)], axis=1
-    )
-    scores = torch.randn(5_000, num_relations)
-    start = time.perf_counter()
-    place = iter(torch.split(scores, metrics.PAIRS_PER_BLOCK))
-    found = evaluate_relations(
-        lambda pairs: next(place),
-        triples[:5_000],
-        KnownRelations(triples, num_entities),
-        np.ones(num_entities, dtype=np.bool_),
-    )
-    assert time.perf_counter() - start < 1.0
-    assert found.all.count == found.seen.count == 5_000

@@ -107,7 +107,6 @@ def test_scores_of_all_raw_relations(score: str, layers: int, relation_bias: boo
     x, y = made.entities, made.relations
     pairs = torch.tensor([[0, 1], [5, 5], [2, 59]])
     actual = made.relation_scores((x, y), pairs)
-    assert actual.shape == (3, R)
     for b, (h, t) in enumerate(pairs.tolist()):
         for r in range(R):
             if score == "distmult":
@@ -125,9 +124,9 @@ def test_transe_at_length_zero() -> None:
     scores = made.relation_scores((made.entities, made.relations), torch.tensor([[1, 2], [7, 7]]))
     assert scores[0, 3].item() == pytest.approx(0.0, abs=1e-7)
     assert scores[1, 4].item() == pytest.approx(0.0, abs=1e-7)
-    for gradient in torch.autograd.grad(scores.sum(), list(made.parameters()), retain_graph=True):
-        assert gradient.isfinite().all()
-    assert not torch.autograd.grad(scores[1, 4], made.relations)[0].any()
+    for score in (scores[0, 3], scores[1, 4]):
+        for gradient in torch.autograd.grad(score, list(made.parameters()), retain_graph=True):
+            assert not gradient.any()
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

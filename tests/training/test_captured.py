@@ -1,4 +1,4 @@
-"""The captured step: on the CPU by a stand-in that records operations as a CUDA graph records kernels."""
+"""The captured step: what it forbids a step can be seen on the CPU, its replay only on a card."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import Generator, Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lightcake_fast import train
 from lightcake_fast.data import KnowledgeGraph, family
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS
-from lightcake_fast.training import captured
-from lightcake_fast.training.captured import WARM_UPS, CapturedStep, wants_capture
+from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.model import build_model
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.step import TrainingStep
@@ -26,57 +24,13 @@ WAITING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_sele
 BATCH = 40
 
 
-class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records operations with the tensors and numbers that they are given, and refuses those that wait."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[tuple[Any, Any, Any, Any]] = []
+class RefusesToWait(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations that the host must wait for."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         assert not name.startswith(WAITING), f"{name} waits for the device"
-        result = func(*args, **(kwargs or {}))
-        self.calls.append((func, args, kwargs or {}, result))
-        return result
-
-    def replay(self) -> None:
-        with torch.no_grad():
-            for func, args, kwargs, result in self.calls:
-                again = func(*args, **kwargs)
-                for old, new in zip(tree_leaves(result), tree_leaves(again), strict=True):
-                    if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
-                        old.detach().copy_(new)
-
-
-class Recorder:
-    """In the place of `warm_up` and `record`; like a graph, recording takes no step."""
-
-    def __init__(self, state: Callable[[], list[Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.events: list[str] = []
-        self._state = state
-        monkeypatch.setattr(captured, "warm_up", self._warm_up)
-        monkeypatch.setattr(captured, "record", self._record)
-
-    def _warm_up(self, run: Callable[[], object]) -> None:
-        self.events.append("warm-up")
-        run()
-
-    def _record(self, run: Callable[[], object], generator: Generator) -> Callable[[], None]:
-        self.events.append("record")
-        before, random = [t.clone() for t in self._state()], generator.get_state()
-        with Recording() as recording:
-            run()
-        with torch.no_grad():
-            for tensor, value in zip(self._state(), before, strict=True):
-                tensor.copy_(value)
-        generator.set_state(random)
-
-        def replay() -> None:
-            self.events.append("replay")
-            recording.replay()
-
-        return replay
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(scope="module")
@@ -120,32 +74,11 @@ class Training:
     ],
     ids=lambda flags: "-".join(str(value) for value in flags.values()),
 )
-def test_a_replayed_step_is_the_launched_one(
-    graph: KnowledgeGraph, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launched, replayed = Training(graph, **flags), Training(graph, **flags)
-    recorder = Recorder(replayed.state, monkeypatch)
-    expected = launched.epochs(launched.step)
-    actual = replayed.epochs(CapturedStep(replayed.step, BATCH, replayed.generator))
-    assert recorder.events == ["warm-up"] * WARM_UPS + ["record"] + ["replay"] * (9 - WARM_UPS)
-    for number, (a, b) in enumerate(zip(actual, expected, strict=True)):
-        assert_bitwise_equal(a, b, name=str(number))
-
-
-def test_adam_is_captured_and_launched_as_it_asks(
-    graph: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    training, seen = Training(graph, layers=1, backend="reference"), []
-    groups = training.step.optimizer.param_groups
-    monkeypatch.setattr(captured, "warm_up", lambda run: seen.append([g["capturable"] for g in groups]))
-
-    def record(run: Callable[[], object], generator: Generator) -> Callable[[], None]:
-        seen.append([g["capturable"] for g in groups])
-        return lambda: seen.append([g["capturable"] for g in groups])
-
-    monkeypatch.setattr(captured, "record", record)
-    training.epochs(CapturedStep(training.step, BATCH, training.generator))
-    assert seen == [[False, False]] * WARM_UPS + [[True, True]] + [[False, False]] * (9 - WARM_UPS)
+def test_no_step_waits_for_the_device(graph: KnowledgeGraph, flags: dict[str, Any]) -> None:
+    training = Training(graph, **flags)
+    training.step(torch.arange(BATCH))  # the first may make what later ones keep
+    with RefusesToWait():
+        training.step(torch.arange(BATCH))
 
 
 @pytest.mark.parametrize(
