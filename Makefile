@@ -22,10 +22,10 @@ demo: $(USER_STAMP)  ## install, train on the embedded data set, print the test 
 dev: $(DEV_STAMP)  ## install with everything that tests, lint and benchmarks need
 
 test: $(DEV_STAMP)  ## install, run the tests
-	$(RUN) -m pytest -m "not full"
+	$(RUN) -m pytest -n auto --dist worksteal -m "not full"
 
 test-full: $(DEV_STAMP)  ## the tests with full grids, long fuzzing and kill tests
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist worksteal
 
 lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict
 	$(RUN) -m ruff check .

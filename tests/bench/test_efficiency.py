@@ -80,7 +80,7 @@ def test_peak_counts_what_is_held_but_not_what_is_given() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told by Linux only")
 def test_peak_in_a_child() -> None:
-    peak = peak_in_child("tests.test_efficiency:held", 300)
+    peak = peak_in_child("tests.bench.test_efficiency:held", 300)
     assert peak is not None
     assert peak == pytest.approx(300 * MEGABYTE, rel=0.1)
 
@@ -88,9 +88,9 @@ def test_peak_in_a_child() -> None:
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told by Linux only")
 def test_a_child_that_fails_says_why() -> None:
     with pytest.raises(
-        RuntimeError, match=r"measuring tests\.test_efficiency:nothing .*no attribute 'nothing'"
+        RuntimeError, match=r"measuring tests\.bench\.test_efficiency:nothing .*no attribute 'nothing'"
     ):
-        peak_in_child("tests.test_efficiency:nothing")
+        peak_in_child("tests.bench.test_efficiency:nothing")
 
 
 @pytest.mark.parametrize("name", [name for name in BUILDERS if "compiled" not in name])
