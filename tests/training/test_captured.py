@@ -77,7 +77,7 @@ class Training:
 def test_no_step_waits_for_the_device(graph: KnowledgeGraph, flags: dict[str, Any]) -> None:
     training = Training(graph, **flags)
     training.step(torch.arange(BATCH))  # the first may make what later ones keep
-    with RefusesToWait():
+    with RefusesToWait():  # type: ignore[no-untyped-call]
         training.step(torch.arange(BATCH))
 
 
