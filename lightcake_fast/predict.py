@@ -13,26 +13,34 @@ from rich.progress import Progress
 
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
-from lightcake_fast.inference.answers import Explanation, Prediction
+from lightcake_fast.inference.answers import Explanation, Prediction, TripleScore
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
 from lightcake_fast.inference.figure import check_figure, draw
-from lightcake_fast.inference.pairs import read_pairs
+from lightcake_fast.inference.pairs import FIELDS, read_rows
 from lightcake_fast.inference.report import explanation_tables, prediction_table
 from lightcake_fast.inference.trained import TrainedModel
 from lightcake_fast.terminal import Console, json_line
 from lightcake_fast.training.runtime import prepare_process
 
-PAIRS_PER_BLOCK = 4096
-COLUMNS = ("head", "tail", "rank", "relation", "probability", "note")
-DESCRIPTION = "Predict the relation of a pair, or of many, with a trained model."
+ROWS_PER_BLOCK = 4096
+COLUMNS = {
+    "pairs": ("head", "tail", "rank", "relation", "probability", "in_training", "note"),
+    "triples": ("head", "relation", "tail", "score", "probability", "rank", "in_training", "note"),
+}
+DESCRIPTION = "Predict the relation of a pair, or of many, with a trained model; or score given triples."
 EPILOG = """\
 examples:
   python -m lightcake_fast.predict runs/family --head "Hiro Bauer 370" --tail "Nils Ito 1026" --explain
   python -m lightcake_fast.predict runs/family --head "Hiro Bauer 370" --tail "Nils Ito 1026" --figure a.png
   python -m lightcake_fast.predict runs/family --pairs pairs.tsv --top 1 > relations.tsv
+  python -m lightcake_fast.predict runs/family --head A --tail B --relation aunt --explain    why not aunt?
   cut -f 1,3 test.txt | python -m lightcake_fast.predict runs/family --pairs - --json > relations.jsonl
+  python -m lightcake_fast.predict runs/family --triples test.txt > scores.tsv
 
---pairs reads head<TAB>tail lines and writes a line for each pair and rank, or with --json for each pair.
+A probability says that it is this relation, given that exactly one holds between the two: those of all
+relations sum to one, and do not say whether any holds. `in training` marks what the training split has.
+--pairs reads head<TAB>tail lines and writes a line for each pair and rank, or with --json for each pair;
+--triples reads head<TAB>relation<TAB>tail lines and writes each with its score, probability and rank.
 A name that is not in the data is answered by the vectors that training with --unseen-rate learned.
 """
 
@@ -44,12 +52,14 @@ def make_parser() -> cli.ArgumentParser:
     parser.add_argument("--head", metavar="NAME", help="first entity, as in the data")
     parser.add_argument("--tail", metavar="NAME", help="second entity")
     parser.add_argument("--pairs", metavar="FILE", help="many pairs, from a file or - for stdin")
+    parser.add_argument("--triples", metavar="FILE", help="triples to score, from a file or - for stdin")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="relations, and triples of --explain")
     parser.add_argument(
         "--explain", action="store_true", help="show the context triples that the likeliest relation rests on"
     )
+    parser.add_argument("--relation", metavar="NAME", help="explain this relation, likely or not")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="draw them: .png, .svg or .pdf")
-    parser.add_argument("--json", action="store_true", help="print a JSON line for each pair")
+    parser.add_argument("--json", action="store_true", help="print a JSON line for each pair or triple")
     return parser
 
 
@@ -63,10 +73,13 @@ def main(argv: Sequence[str]) -> None:
     single = options.head is not None or options.tail is not None
     if single and (options.head is None or options.tail is None):
         raise InputError("got one of --head and --tail, wanted both")
-    if single == (options.pairs is not None):
-        raise InputError("wanted either --head and --tail, or --pairs")
-    if options.pairs is not None and (options.explain or options.figure):
+    if single + (options.pairs is not None) + (options.triples is not None) != 1:
+        raise InputError("wanted either --head and --tail, or --pairs, or --triples")
+    explains = options.explain or options.figure is not None
+    if explains and not single:
         raise InputError("--explain and --figure are for one pair: wanted --head and --tail")
+    if options.relation is not None and not explains:
+        raise InputError("--relation says what to explain: wanted --explain or --figure beside it")
     if options.figure is not None:
         check_figure(options.figure)
     trained = open_run(options.run, options)
@@ -80,7 +93,7 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
     (prediction,) = trained.predict([(options.head, options.tail)], options.top)
     explanation = None
     if options.explain or options.figure is not None:
-        explanation = trained.explain(options.head, options.tail, options.top)
+        explanation = trained.explain(options.head, options.tail, options.top, relation=options.relation)
     if options.json:
         record = dataclasses.asdict(prediction)
         if explanation is not None:
@@ -103,58 +116,72 @@ def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Ex
         if near:
             console.print(f"names near {name!r}: {', '.join(map(repr, near))}", soft_wrap=True)
     if explanation is not None:
-        console.print(f"{explanation.relation}: score {explanation.score:.4f}")
+        console.print(
+            f"{explanation.relation}: score {explanation.score:.4f}, probability "
+            f"{explanation.probability:.4f}, rank {explanation.rank}",
+            soft_wrap=True,
+        )
         console.print("share: of the score, gone without the triple; p without: the probability then")
         for table in explanation_tables(explanation):
             console.print(table)
 
 
 def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
-    if options.pairs == "-" and sys.stdin is None:
-        raise InputError("pairs: got a closed stdin, wanted head<TAB>tail lines")
-    header = "" if options.json else "\t".join(COLUMNS) + "\n"
-    name = "stdin" if options.pairs == "-" else options.pairs
+    kind = "pairs" if options.pairs is not None else "triples"
+    given = getattr(options, kind)
+    if given == "-" and sys.stdin is None:
+        raise InputError(f"{kind}: got a closed stdin, wanted lines of {', '.join(FIELDS[kind])}")
+    header = "" if options.json else "\t".join(COLUMNS[kind]) + "\n"
+    name = "stdin" if given == "-" else given
     console = Console(stderr=True)
     with (
-        nullcontext(sys.stdin.buffer) if options.pairs == "-" else Path(name).expanduser().open("rb") as file,
+        nullcontext(sys.stdin.buffer) if given == "-" else Path(name).expanduser().open("rb") as file,
         # rich would send what is printed meanwhile to the bar's console, which is stderr
         Progress(
             console=console, transient=True, disable=not console.is_terminal, redirect_stdout=False
         ) as progress,
     ):
-        size = None if options.pairs == "-" else Path(name).expanduser().stat().st_size
-        task = progress.add_task("pairs", total=size)
-        pairs = _checked(trained, file, name)
-        while block := list(islice(pairs, PAIRS_PER_BLOCK)):
-            predictions = trained.predict(block, options.top)
+        size = None if given == "-" else Path(name).expanduser().stat().st_size
+        task = progress.add_task(kind, total=size)
+        rows = _checked(trained, file, name, kind)
+        while block := list(islice(rows, ROWS_PER_BLOCK)):
+            answers = trained.score(block) if kind == "triples" else trained.predict(block, options.top)
             print(header, end="")  # not before there is a row: an error stands alone
             header = ""
-            for prediction in predictions:
-                print(_line(prediction, as_json=options.json))
+            for answer in answers:
+                print(json_line(dataclasses.asdict(answer)) if options.json else _lines(answer))
             if size is not None:
                 progress.update(task, completed=file.tell())
-    print(header, end="")  # of a file without pairs
+    print(header, end="")  # of a file without rows
 
 
-def _checked(trained: TrainedModel, file: BinaryIO, name: str) -> Iterator[tuple[str, str]]:
-    """The pairs of a file; a name that cannot be answered is an error with its line."""
-    for place, head, tail in read_pairs(file, name):
+def _checked(trained: TrainedModel, file: BinaryIO, name: str, kind: str) -> Iterator[list[str]]:
+    """The rows of a file; a name that cannot be answered is an error with its line."""
+    for place, names in read_rows(file, name, kind):
         try:
-            trained.entity(head, "head")
-            trained.entity(tail, "tail")
+            trained.entity(names[0], "head")
+            trained.entity(names[-1], "tail")
+            for relation in names[1:-1]:
+                trained.relation(relation)
         except InputError as error:
             raise InputError(f"{place}: {error}") from error
-        yield head, tail
+        yield names
 
 
-def _line(prediction: Prediction, *, as_json: bool) -> str:
-    if as_json:
-        return json_line(dataclasses.asdict(prediction))
-    head, tail, note = prediction.head, prediction.tail, "; ".join(prediction.notes)
+def _lines(answer: Prediction | TripleScore) -> str:
+    """The answer under `COLUMNS`, a line for each of a pair's relations."""
+    head, tail, note = answer.head, answer.tail, "; ".join(answer.notes)
+    if isinstance(answer, TripleScore):
+        figures = f"{answer.score:.6g}\t{answer.probability:.6g}\t{answer.rank}"
+        return f"{head}\t{answer.relation}\t{tail}\t{figures}\t{_said(answer.in_training)}\t{note}"
     return "\n".join(
-        f"{head}\t{tail}\t{rank}\t{candidate.relation}\t{candidate.probability:.6g}\t{note}"
-        for rank, candidate in enumerate(prediction.relations, 1)
+        f"{head}\t{tail}\t{rank}\t{c.relation}\t{c.probability:.6g}\t{_said(c.in_training)}\t{note}"
+        for rank, c in enumerate(answer.relations, 1)
     )
+
+
+def _said(known: bool) -> str:
+    return "yes" if known else "no"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from lightcake_fast.errors import InputError
+
 SPLITS = ("train", "valid", "test")
 
 
@@ -55,7 +57,13 @@ class KnowledgeGraph:
         return len(self.relations)
 
     def split(self, name: str) -> NDArray[np.int64]:
-        """The triples of the split called `name` ("train", "valid" or "test")."""
+        """The triples of the split called `name`.
+
+        Raises:
+            InputError: It is none of "train", "valid" and "test".
+        """
+        if name not in SPLITS:
+            raise InputError(f"split: got {name!r}, wanted one of {', '.join(SPLITS)}")
         triples: NDArray[np.int64] = getattr(self, name)
         return triples
 

@@ -7,6 +7,9 @@ from lightcake_fast.inference.answers import (
     Embeddings,
     Explanation,
     Prediction,
+    Predictions,
+    TripleScore,
+    TripleScores,
 )
 from lightcake_fast.inference.trained import TrainedModel
 
@@ -17,5 +20,8 @@ __all__ = [
     "Embeddings",
     "Explanation",
     "Prediction",
+    "Predictions",
     "TrainedModel",
+    "TripleScore",
+    "TripleScores",
 ]

@@ -1,16 +1,31 @@
-"""What a trained model answers: plain values, ready for JSON, and tables of embeddings."""
+"""What a trained model answers: plain values, ready for JSON and pandas, and tables of embeddings."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from lightcake_fast.errors import InputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A relation and its probability p(r | h, t), a softmax over all R relations."""
+    """A relation and its probability.
+
+    Attributes:
+        relation: Name of the relation.
+        probability: p(r | h, t), a softmax over all R relations: that it is this one, given that exactly one
+            relation holds between the two. It does not say whether any does.
+        in_training: Whether the training split has the triple already.
+    """
 
     relation: str
     probability: float
+    in_training: bool
 
 
 @dataclass(frozen=True)
@@ -28,6 +43,55 @@ class Prediction:
     tail: str
     relations: tuple[Candidate, ...]
     notes: tuple[str, ...]
+
+
+class Predictions(list[Prediction]):
+    """A `Prediction` for each pair, in order."""
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each pair and relation: head, tail, rank, relation, probability, in_training, note."""
+        columns = ("head", "tail", "rank", "relation", "probability", "in_training", "note")
+        rows = (
+            (p.head, p.tail, rank, c.relation, c.probability, c.in_training, "; ".join(p.notes))
+            for p in self
+            for rank, c in enumerate(p.relations, 1)
+        )
+        return _frame(columns, rows)
+
+
+@dataclass(frozen=True)
+class TripleScore:
+    """How a model scores a given triple.
+
+    Attributes:
+        head: Name of the head.
+        relation: Name of the relation.
+        tail: Name of the tail.
+        score: The relation's score psi of the pair, the logit of its probability.
+        probability: As in `Candidate`.
+        rank: Its place among all R relations, 1 for the likeliest; of equal scores the first place.
+        in_training: Whether the training split has the triple.
+        notes: As in `Prediction`.
+    """
+
+    head: str
+    relation: str
+    tail: str
+    score: float
+    probability: float
+    rank: int
+    in_training: bool
+    notes: tuple[str, ...]
+
+
+class TripleScores(list[TripleScore]):
+    """A `TripleScore` for each triple, in order."""
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each triple: head, relation, tail, score, probability, rank, in_training, note."""
+        columns = ("head", "relation", "tail", "score", "probability", "rank", "in_training", "note")
+        rows = ([getattr(s, name) for name in columns[:-1]] + ["; ".join(s.notes)] for s in self)
+        return _frame(columns, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +159,16 @@ class Context:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What the likeliest relation of a pair rests on.
+    """What a relation of a pair rests on: the likeliest, or the one that was asked about.
 
     Attributes:
         head: Name of the head.
-        relation: Name of the likeliest relation.
+        relation: Name of the relation.
         tail: Name of the tail.
         score: The relation's score, the logit of its probability.
-        probability: p(r | h, t).
+        probability: As in `Candidate`.
+        rank: Its place among all R relations, 1 for the likeliest.
+        likeliest: The likeliest relation.
         contexts: Those of head, tail and relation that the model refines with.
         notes: As in `Prediction`.
     """
@@ -112,5 +178,28 @@ class Explanation:
     tail: str
     score: float
     probability: float
+    rank: int
+    likeliest: Candidate
     contexts: tuple[Context, ...]
     notes: tuple[str, ...]
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each context triple: of, name, and its fields, the weights as weight_1 and so on."""
+        layers = max((len(t.weights) for c in self.contexts for t in c.triples), default=0)
+        figures = ("score_without", "probability_without", "share")
+        weights = (f"weight_{layer}" for layer in range(1, layers + 1))
+        columns = ("of", "name", "head", "relation", "tail", *weights, *figures)
+        rows = (
+            (c.of, c.name, t.head, t.relation, t.tail, *t.weights, *(getattr(t, name) for name in figures))
+            for c in self.contexts
+            for t in c.triples
+        )
+        return _frame(columns, rows)
+
+
+def _frame(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> "DataFrame":
+    try:
+        import pandas
+    except ModuleNotFoundError as error:
+        raise InputError("to_pandas: needs pandas, which is missing: pip install pandas") from error
+    return pandas.DataFrame(list(rows), columns=list(columns))

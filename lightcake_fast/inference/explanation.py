@@ -23,28 +23,27 @@ def explain(
     context: ContextGraph,
     scores: Callable[[Tensor | None], Tensor],
     *,
+    relation: int,
     backend: str,
 ) -> Explanation:
-    """Explain a prediction of a LightCAKE model.
+    """Explain a relation of a pair to a LightCAKE model.
 
     Args:
-        prediction: With at least one relation, which is explained.
+        prediction: With at least the likeliest relation.
         ids: Of head and tail; N for an unknown name.
-        top: Triples listed of each context.
+        top: Triples listed of each context, at least 1.
         model: The model, in evaluation mode.
         graph: The data set.
         context: The graph of its training triples.
         scores: Gives the pair's scores `[R]` with the masked triples (bool `[T]`, or None) left out.
+        relation: Id of the relation to explain.
         backend: As in `context_layer`.
 
     Raises:
-        InputError: The model has no context layers, or `top` is below 1.
+        InputError: The model has no context layers.
     """
     if not isinstance(model, LightCAKE) or not model.layers:
         raise InputError("the run's model has no context layers: there is no context to explain with")
-    if top < 1:
-        raise InputError(f"top: got {top}, wanted at least 1")
-    relation = graph.relations.index(prediction.relations[0].relation)
     heads, relations, _ = context.context_triples
     members = {}
     if model.context != "relation":
@@ -53,7 +52,8 @@ def explain(
         members["relation"] = relations == relation
     entries = {of: rows.nonzero()[:, 0] for of, rows in members.items()}
     layers = list(_weights(model, context, entries, backend))
-    whole = scores(None)[relation].item()
+    all_scores = scores(None)
+    whole = all_scores[relation].item()
 
     @cache  # a triple may lie in several contexts
     def left_out(triple: int) -> tuple[float, float]:
@@ -83,7 +83,9 @@ def explain(
         titles["relation"],
         prediction.tail,
         whole,
-        prediction.relations[0].probability,
+        all_scores.double().softmax(0)[relation].item(),
+        int((all_scores > all_scores[relation]).sum()) + 1,
+        prediction.relations[0],
         tuple(contexts),
         prediction.notes,
     )

@@ -10,10 +10,12 @@ from lightcake_fast.inference.answers import Context, ContextTriple, Explanation
 def prediction_table(prediction: Prediction) -> Table:
     """The likeliest relations of a pair."""
     table = Table()
-    table.add_column("relation")
-    table.add_column("probability", justify="right")
+    table.add_column("relation", overflow="fold")
+    table.add_column("probability", justify="right", no_wrap=True)
+    table.add_column("in training", no_wrap=True)
     for candidate in prediction.relations:
-        table.add_row(candidate.relation, f"{candidate.probability:.4f}")
+        known = "yes" if candidate.in_training else ""
+        table.add_row(candidate.relation, f"{candidate.probability:.4f}", known)
     return table
 
 

@@ -2,18 +2,30 @@
 
 import dataclasses
 import difflib
-from collections.abc import Iterable
+import operator
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.inference.answers import Candidate, Embeddings, Explanation, Prediction
+from lightcake_fast.inference.answers import (
+    Candidate,
+    Embeddings,
+    Explanation,
+    Prediction,
+    Predictions,
+    TripleScore,
+    TripleScores,
+)
 from lightcake_fast.inference.explanation import explain
+from lightcake_fast.inference.pairs import name_rows
 from lightcake_fast.metrics import (
     Evaluation,
     KnownRelations,
@@ -53,6 +65,14 @@ class TrainedModel:
         self._seen = torch.from_numpy(graph.seen_entities).to(self._device)
         self._seen = torch.cat([self._seen, self._seen.new_zeros(1)])
         self._entity_ids = {name: index for index, name in enumerate(graph.entities)}
+        self._relation_ids = {name: index for index, name in enumerate(graph.relations)}
+
+    def __repr__(self) -> str:
+        graph = self.graph
+        return (
+            f"TrainedModel({self.config.title} of width {self.config.dim} on {graph.name}: "
+            f"{graph.num_entities:,} entities, {graph.num_relations:,} relations)"
+        )
 
     @classmethod
     def load(
@@ -99,61 +119,102 @@ class TrainedModel:
         model.load_state_dict(weights, assign=True)
         return cls(config, graph, model.to(place))
 
-    def predict(self, pairs: Iterable[tuple[str, str]], top: int = 5) -> list[Prediction]:
+    def predict(self, pairs: Iterable[Sequence[str]], top: int = 5) -> Predictions:
         """The likeliest relations of each pair.
 
         Args:
-            pairs: (head, tail) names. A name that is not in the data is answered by the vector learned for
-                unknown heads or tails.
+            pairs: (head, tail) names, as a list, an array `[K, 2]` or a DataFrame of two columns. A name that
+                is not in the data is answered by the vector learned for unknown heads or tails.
             top: How many relations, at least 1.
 
         Raises:
             InputError: A name is not in the data and the model has no such vectors; the message suggests
                 names that are. Or `top` is below 1, or scores are not finite.
+            TypeError: What was given is no list of pairs, or a name is no string.
         """
-        if top < 1:
-            raise InputError(f"top: got {top}, wanted at least 1")
-        names = list(pairs)
-        found = [(self.entity(head, "head"), self.entity(tail, "tail")) for head, tail in names]
-        if not names:
-            return []
-        ids = torch.tensor([(head[0], tail[0]) for head, tail in found], device=self._device)
-        probabilities = self._relation_scores(self._refined, ids).double().softmax(1)
-        if not torch.isfinite(probabilities).all():
-            raise InputError("the scores are NaN or infinite: wanted a run whose training did not diverge")
-        best = probabilities.topk(min(top, self.graph.num_relations))
-        return [
+        rows, top = name_rows(pairs, "pairs"), _checked_top(top)
+        if not rows:
+            return Predictions()
+        ids, notes = self._ids(rows)
+        best = self._probabilities(self._pair_scores(ids)).topk(min(top, self.graph.num_relations))
+        known = self._in_training(ids)
+        return Predictions(
             Prediction(
-                *pair,
-                tuple(Candidate(self.graph.relations[r], p) for r, p in zip(rs, ps, strict=True)),
-                tuple(note for _, note in notes if note),
+                row[0],
+                row[1],
+                tuple(
+                    Candidate(self.graph.relations[r], p, (place, r) in known)
+                    for r, p in zip(rs, ps, strict=True)
+                ),
+                row_notes,
             )
-            for pair, notes, rs, ps in zip(
-                names, found, best.indices.tolist(), best.values.tolist(), strict=True
+            for place, (row, row_notes, rs, ps) in enumerate(
+                zip(rows, notes, best.indices.tolist(), best.values.tolist(), strict=True)
             )
-        ]
+        )
 
-    def explain(self, head: str, tail: str, top: int = 5) -> Explanation:
-        """What in the graph the likeliest relation of a pair rests on.
+    def score(self, triples: Iterable[Sequence[str]]) -> TripleScores:
+        """Score, probability and rank of given triples.
+
+        Args:
+            triples: (head, relation, tail) names, as a list, an array `[K, 3]` or a DataFrame of three
+                columns; unknown entities as in `predict`.
+
+        Raises:
+            InputError: See `predict`; or a relation is not in the data.
+            TypeError: See `predict`.
+        """
+        rows = name_rows(triples, "triples")
+        if not rows:
+            return TripleScores()
+        relations = torch.tensor([self.relation(r) for _, r, _ in rows], device=self._device)[:, None]
+        ids, notes = self._ids([(head, tail) for head, _, tail in rows])
+        scores = self._pair_scores(ids)
+        given = scores.gather(1, relations)
+        figures = (
+            given[:, 0].tolist(),
+            self._probabilities(scores).gather(1, relations)[:, 0].tolist(),
+            ((scores > given).sum(1) + 1).tolist(),
+        )
+        known = self._in_training(ids)
+        return TripleScores(
+            TripleScore(row[0], row[1], row[2], score, probability, rank, (place, r) in known, row_notes)
+            for place, (row, score, probability, rank, r, row_notes) in enumerate(
+                zip(rows, *figures, relations[:, 0].tolist(), notes, strict=True)
+            )
+        )
+
+    def explain(self, head: str, tail: str, top: int = 5, *, relation: str | None = None) -> Explanation:
+        """What in the graph a relation of a pair rests on.
 
         Args:
             head: Name of the head.
             tail: Name of the tail.
             top: How many context triples of the head, of the tail and of the relation.
+            relation: Name of the relation, to see why it, or why not; None takes the likeliest.
 
         Raises:
-            InputError: See `predict`; or the model has no context layers.
+            InputError: See `predict`; or the relation is not in the data, or the model has no context layers.
+            TypeError: See `predict`.
         """
+        top = _checked_top(top)
         (prediction,) = self.predict([(head, tail)], top=1)
-        ids = self.entity(head, "head")[0], self.entity(tail, "tail")[0]
-        pair = torch.tensor([ids], device=self._device)
+        ids, _ = self._ids([(head, tail)])
+        chosen = self.relation(prediction.relations[0].relation if relation is None else relation)
 
         def scores(mask: Tensor | None) -> Tensor:
-            refined = self._refined if mask is None else self._refine(mask)
-            return self._relation_scores(refined, pair)[0]
+            return self._pair_scores(ids, self._refined if mask is None else self._refine(mask))[0]
 
         return explain(
-            prediction, ids, top, self.model, self.graph, self._context, scores, backend=self.config.backend
+            prediction,
+            (ids[0][0], ids[0][1]),
+            top,
+            self.model,
+            self.graph,
+            self._context,
+            scores,
+            relation=chosen,
+            backend=self.config.backend,
         )
 
     def embeddings(self) -> Embeddings:
@@ -210,7 +271,10 @@ class TrainedModel:
 
         Raises:
             InputError: See `predict`.
+            TypeError: See `predict`.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"{side}: got {name!r}, a {type(name).__name__}, wanted the name of an entity")
         learned = self.model.unknown_head is not None
         index = self._entity_ids.get(name)
         if index is None:
@@ -226,6 +290,21 @@ class TrainedModel:
             return index, None
         answer = _stand_in(side) if learned else "its embedding was never trained"
         return index, f"{side} {name!r} has no training triple: {answer}"
+
+    def relation(self, name: str) -> int:
+        """The id of a relation.
+
+        Raises:
+            InputError: It is not in the data.
+            TypeError: See `predict`.
+        """
+        if not isinstance(name, str):
+            raise TypeError(f"relation: got {name!r}, a {type(name).__name__}, wanted the name of a relation")
+        if name not in self._relation_ids:
+            near = difflib.get_close_matches(name, self.graph.relations) or self.graph.relations[:3]
+            hint = f"as {', '.join(map(repr, near))}"
+            raise InputError(f"relation: got {name!r}, wanted a relation of {self.graph.name}, {hint}")
+        return self._relation_ids[name]
 
     def nearest(self, name: str) -> list[str]:
         """Up to three names of entities that look like `name`."""
@@ -246,6 +325,32 @@ class TrainedModel:
         entities, relations = self.model.refine(self._context, mask=mask, backend=self.config.backend)
         return torch.cat([entities, entities.new_zeros(1, entities.shape[1])]), relations
 
+    def _ids(self, pairs: Sequence[tuple[Any, ...]]) -> tuple[list[list[int]], list[tuple[str, ...]]]:
+        """Ids of head and tail, N for an unknown name, and the notes on them."""
+        found = [(self.entity(head, "head"), self.entity(tail, "tail")) for head, tail in pairs]
+        ids = [[index for index, _ in row] for row in found]
+        return ids, [tuple(note for _, note in row if note) for row in found]
+
+    def _in_training(self, ids: list[list[int]]) -> set[tuple[int, int]]:
+        """(place in `ids`, relation) of the training triples between these pairs."""
+        places, relations = self._training(np.array(ids))
+        return set(zip(places.tolist(), relations.tolist(), strict=True))
+
+    @cached_property
+    def _training(self) -> KnownRelations:
+        return KnownRelations(self.graph.train, self.graph.num_entities + 1)  # one more: the unknown's id
+
+    def _pair_scores(self, ids: list[list[int]], refined: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        pairs = torch.tensor(ids, device=self._device)
+        return self._relation_scores(self._refined if refined is None else refined, pairs)
+
+    @staticmethod
+    def _probabilities(scores: Tensor) -> Tensor:
+        probabilities = scores.double().softmax(1)
+        if not torch.isfinite(probabilities).all():
+            raise InputError("the scores are NaN or infinite: wanted a run whose training did not diverge")
+        return probabilities
+
     @torch.no_grad()
     def _relation_scores(self, refined: tuple[Tensor, Tensor], pairs: Tensor) -> Tensor:
         return self.model.relation_scores(refined, pairs, seen=self._seen)
@@ -253,3 +358,13 @@ class TrainedModel:
 
 def _stand_in(side: str) -> str:
     return f"the vector learned for unknown {side}s answers"
+
+
+def _checked_top(top: int) -> int:
+    try:
+        number = operator.index(top)
+    except TypeError as error:
+        raise TypeError(f"top: got {top!r}, wanted a whole number") from error
+    if number < 1:
+        raise InputError(f"top: got {top}, wanted at least 1")
+    return number

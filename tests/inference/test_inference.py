@@ -3,8 +3,11 @@
 import dataclasses
 import json
 import math
+import re
+import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -312,3 +315,118 @@ def test_weights_that_do_not_fit_or_are_no_numbers_are_refused(folder: Path) -> 
         trained.predict([PAIR])
     with pytest.raises(InputError, match="NaN or infinite"):
         trained.evaluate()
+
+
+def test_given_triples_are_scored(trained: TrainedModel) -> None:
+    graph = trained.graph
+    (expected,) = trained.predict([PAIR], top=graph.num_relations)
+    triples = [(PAIR[0], candidate.relation, PAIR[1]) for candidate in expected.relations]
+    found = trained.score(triples)
+    for rank, (triple, score, candidate) in enumerate(
+        zip(triples, found, expected.relations, strict=True), 1
+    ):
+        assert (score.head, score.relation, score.tail, score.rank) == (*triple, rank)
+        assert math.isclose(score.probability, candidate.probability, rel_tol=1e-6)
+        assert score.in_training is candidate.in_training
+    ids = graph.entities.index(PAIR[0]), graph.entities.index(PAIR[1])
+    by_hand = scores_by_hand(trained, graph.train, ids)
+    for score in found:
+        wanted = by_hand[graph.relations.index(score.relation)].item()
+        assert math.isclose(score.score, wanted, rel_tol=1e-4, abs_tol=1e-6)
+    (unknown,) = trained.score([("no such name", triples[0][1], PAIR[1])])
+    assert unknown.notes[0].startswith("head 'no such name' is not in the data")
+    assert trained.score([]) == []
+
+
+def test_triples_of_the_training_split_are_marked(trained: TrainedModel) -> None:
+    graph = trained.graph
+    names = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train.tolist()]
+    assert all(score.in_training for score in trained.score(names))
+    known = set(names)
+    pairs = [(head, tail) for head, _, tail in names[:50]] + [(UNSEEN, PAIR[1]), ("no such", PAIR[1])]
+    for prediction in trained.predict(pairs, top=graph.num_relations):
+        for candidate in prediction.relations:
+            triple = prediction.head, candidate.relation, prediction.tail
+            assert candidate.in_training is (triple in known)
+
+
+def test_answers_become_frames(trained: TrainedModel) -> None:
+    pandas = pytest.importorskip("pandas")
+    pairs = [PAIR, ("no such name", PAIR[1])]
+    predictions = trained.predict(pandas.DataFrame(pairs, columns=["from", "to"]), top=2)
+    assert predictions == trained.predict(np.array(pairs), top=2) == trained.predict(pairs, top=2)
+    frame = predictions.to_pandas()
+    assert list(frame.columns) == ["head", "tail", "rank", "relation", "probability", "in_training", "note"]
+    assert frame["rank"].tolist() == [1, 2, 1, 2]
+    assert frame.loc[0, "probability"] == predictions[0].relations[0].probability
+    assert frame.loc[2, "note"] == predictions[1].notes[0]
+    scores = trained.score(frame[["head", "relation", "tail"]])
+    assert scores.to_pandas()["rank"].tolist() == [1, 2, 1, 2]
+    assert scores.to_pandas()["note"].tolist() == frame["note"].tolist()
+    explanation = trained.explain(*PAIR, top=2)
+    triples = [triple for context in explanation.contexts for triple in context.triples]
+    table = explanation.to_pandas()
+    assert table["weight_2"].tolist() == [triple.weights[1] for triple in triples]
+    assert table["share"].tolist() == [triple.share for triple in triples]
+    assert trained.predict([]).to_pandas().empty
+
+
+def test_frames_without_pandas(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="to_pandas: needs pandas, which is missing"):
+        trained.predict([PAIR]).to_pandas()
+
+
+def test_any_relation_can_be_explained(trained: TrainedModel) -> None:
+    (prediction,) = trained.predict([PAIR], top=trained.graph.num_relations)
+    for rank, candidate in enumerate(prediction.relations, 1):
+        explanation = trained.explain(*PAIR, top=1, relation=candidate.relation)
+        assert (explanation.relation, explanation.rank) == (candidate.relation, rank)
+        assert math.isclose(explanation.probability, candidate.probability, rel_tol=1e-6)
+        assert explanation.likeliest == prediction.relations[0]
+        assert explanation.contexts[-1].name == candidate.relation
+    assert trained.explain(*PAIR) == trained.explain(*PAIR, relation=prediction.relations[0].relation)
+    with pytest.raises(InputError, match=r"relation: got 'cousn', wanted a relation of .*, as 'cousin'"):
+        trained.explain(*PAIR, relation="cousn")
+
+
+NO_NAMES: list[Any] = [7, np.int64(7), 7.5, math.nan, None, b"bytes", ("a", "b")]
+
+
+@pytest.mark.parametrize("name", NO_NAMES)
+def test_names_that_are_no_strings(trained: TrainedModel, name: Any) -> None:
+    for pair, side in (((name, PAIR[1]), "head"), ((PAIR[0], name), "tail")):
+        with pytest.raises(TypeError, match=f"{side}: got .*, wanted the name of an entity"):
+            trained.predict([pair])
+        with pytest.raises(TypeError, match=f"{side}: got .*, wanted the name of an entity"):
+            trained.explain(*pair)
+    with pytest.raises(TypeError, match=r"relation: got .*, wanted the name of a relation"):
+        trained.score([(PAIR[0], name, PAIR[1])])
+
+
+def test_wrong_calls_are_answered_in_the_packages_words(trained: TrainedModel) -> None:
+    wrong: Any = trained  # calls that no type checker lets through
+    wanted = r"wanted a list of \(head, tail\)"
+    with pytest.raises(TypeError, match=rf"pairs: got 'a', {wanted}"):
+        wrong.predict("a", "b")
+    for rows in (PAIR, ["ab"], [7]):
+        with pytest.raises(TypeError, match=rf"pairs: got .* for a row, {wanted}"):
+            wrong.predict(rows)
+    with pytest.raises(TypeError, match=rf"pairs: got None, {wanted}"):
+        wrong.predict(None)
+    with pytest.raises(InputError, match=rf"pairs: got \(.*\), {wanted}; score\(\) takes the others"):
+        wrong.predict([("a", "r", "b")])
+    with pytest.raises(InputError, match=r"triples: got .*; predict\(\) takes the others"):
+        wrong.score([PAIR])
+    with pytest.raises(TypeError, match=r"top: got 'b', wanted a whole number"):
+        wrong.predict([PAIR], "b")
+    with pytest.raises(InputError, match=r"split: got 'tset', wanted one of train, valid, test"):
+        wrong.evaluate("tset")
+    with pytest.raises(ValueError, match=r"ties: got 'none', wanted one of"):
+        wrong.evaluate("test", "none")
+
+
+def test_a_trained_model_is_a_line(trained: TrainedModel) -> None:
+    assert re.fullmatch(
+        r"TrainedModel\(lightcake-distmult of width 6 on data: \d+ entities, \d+ relations\)", repr(trained)
+    )

@@ -105,7 +105,7 @@ def rows_of(text: str) -> list[list[str]]:
 def test_many_pairs(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(predict, "PAIRS_PER_BLOCK", 3)
+    monkeypatch.setattr(predict, "ROWS_PER_BLOCK", 3)
     trained = TrainedModel.load(run)
     names = trained.graph.entities
     pairs = [*zip(names[:7], names[7:14], strict=True), ("no such name", UNSEEN)]
@@ -114,7 +114,7 @@ def test_many_pairs(
     expected = [trained.predict([pair], top=2)[0] for pair in pairs]
 
     header, *rows = rows_of(output(capsys, run, "--pairs", str(file), "--top", "2"))
-    assert header == ["head", "tail", "rank", "relation", "probability", "note"]
+    assert header == ["head", "tail", "rank", "relation", "probability", "in_training", "note"]
     flat = [
         (prediction, rank, candidate)
         for prediction in expected
@@ -123,8 +123,9 @@ def test_many_pairs(
     for row, (prediction, rank, candidate) in zip(rows, flat, strict=True):
         assert row[:4] == [prediction.head, prediction.tail, str(rank), candidate.relation]
         assert float(row[4]) == pytest.approx(candidate.probability, rel=1e-4)
-        assert row[5] == "; ".join(prediction.notes)
-    assert rows[-1][5].count("the vector learned for unknown") == 2
+        assert row[5] == ("yes" if candidate.in_training else "no")
+        assert row[6] == "; ".join(prediction.notes)
+    assert rows[-1][6].count("the vector learned for unknown") == 2
 
     lines = output(capsys, run, "--pairs", str(file), "--top", "2", "--json").splitlines()
     for line, prediction in zip(map(json.loads, lines), expected, strict=True):
@@ -157,13 +158,55 @@ def test_pairs_from_stdin(
     assert row[:2] == list(PAIR)
 
 
+def test_many_triples(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = TrainedModel.load(run)
+    graph = trained.graph
+    triples = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train[:5]]
+    triples.append((UNSEEN, graph.relations[0], PAIR[1]))
+    file = tmp_path / "triples.tsv"
+    file.write_text("".join("\t".join(triple) + "\n" for triple in triples), encoding="utf-8")
+    header, *rows = rows_of(output(capsys, run, "--triples", str(file)))
+    assert header == list(predict.COLUMNS["triples"])
+    for row, expected in zip(rows, trained.score(triples), strict=True):
+        assert row[:3] == [expected.head, expected.relation, expected.tail]
+        assert float(row[3]) == pytest.approx(expected.score, rel=1e-4)
+        assert float(row[4]) == pytest.approx(expected.probability, rel=1e-4)
+        assert row[5:] == [
+            str(expected.rank),
+            "yes" if expected.in_training else "no",
+            "; ".join(expected.notes),
+        ]
+    records = [
+        json.loads(line) for line in output(capsys, run, "--triples", str(file), "--json").splitlines()
+    ]
+    assert [record["in_training"] for record in records] == [True] * 5 + [False]
+    file.write_text("\t".join([PAIR[0], "cousn", PAIR[1]]), encoding="utf-8")
+    assert error(capsys, run, "--triples", str(file)).startswith(f"{file}:1: relation: got 'cousn', wanted")
+
+
+def test_why_not_another_relation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    trained = TrainedModel.load(run)
+    other = trained.predict([PAIR], top=3)[0].relations[2].relation
+    expected = trained.explain(*PAIR, relation=other)
+    text = output(capsys, run, *ONE, "--explain", "--relation", other)
+    assert f"{other}: score {expected.score:.4f}, probability {expected.probability:.4f}, rank 3" in text
+    assert f"context of relation {other}" in text
+
+
+def test_a_closed_stdin(
+    run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert error(capsys, run, "--pairs", "-") == "pairs: got a closed stdin, wanted lines of head, tail"
+
+
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_a_file_without_pairs_gives_the_header_alone(
     run: str, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text(content)
-    assert rows_of(output(capsys, run, "--pairs", str(file))) == [list(predict.COLUMNS)]
+    assert rows_of(output(capsys, run, "--pairs", str(file))) == [list(predict.COLUMNS["pairs"])]
     assert output(capsys, run, "--pairs", str(file), "--json") == ""
 
 
@@ -205,10 +248,12 @@ def test_an_unknown_name_in_a_file_is_told_with_its_line(
     [
         (["--head", "a"], "got one of --head and --tail, wanted both"),
         (["--tail", "a"], "got one of --head and --tail, wanted both"),
-        ([], "wanted either --head and --tail, or --pairs"),
-        ([*ONE, "--pairs", "x"], "wanted either --head and --tail, or --pairs"),
+        ([], "wanted either --head and --tail, or --pairs, or --triples"),
+        ([*ONE, "--pairs", "x"], "wanted either --head and --tail, or --pairs, or --triples"),
         (["--pairs", "x", "--explain"], "--explain and --figure are for one pair"),
         (["--pairs", "x", "--figure", "x.png"], "--explain and --figure are for one pair"),
+        ([*ONE, "--relation", "cousin"], "--relation says what to explain: wanted --explain or --figure"),
+        ([*ONE, "--explain", "--relation", "x"], "relation: got 'x', wanted a relation of"),
         ([*ONE, "--figure", "x.gif"], "figure: got 'x.gif', wanted a name that ends in .png, .svg, .pdf"),
         ([*ONE, "--figure", "no/such/x.png"], "figure: wanted an existing folder, got no/such"),
         ([*ONE, "--top", "0"], "top: got 0, wanted at least 1"),

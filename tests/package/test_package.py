@@ -52,8 +52,9 @@ LAYERS = {
 }
 # `LightCAKE.load` is where users look for what lies above the model; it imports when it is called.
 UPWARD = {("lightcake_fast.models.lightcake", "lightcake_fast.inference.trained")}
-# The `plots` extra, imported by what draws.
+# The `plots` extra, imported by what draws; and pandas, by answers that become its frames.
 OPTIONAL = {
+    "lightcake_fast.inference.answers": {"pandas"},
     "lightcake_fast.inference.figure": {"matplotlib"},
     "lightcake_fast.report.figures": {"matplotlib"},
     "lightcake_fast.reproduce.tables": {"matplotlib"},
