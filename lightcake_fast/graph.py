@@ -1,7 +1,8 @@
 """A graph's context: the triples, their inverses and the order in which the layer walks them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,72 +12,103 @@ from torch import Tensor
 from lightcake_fast.kernels.plan import GpuPlan, Plan, build_gpu_plan, build_plan
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ContextGraph:
     """T raw triples and their inverses as context of N entities and 2R relations, on one device.
 
     Attributes:
-        triples: the raw triples given, int64 of shape (T, 3): (head, relation, tail).
         num_entities: N.
         num_relations: R, raw relations; the inverse of relation r is r + R.
-        plan: index tensors of the fused passes.
+        device: where the graph lies.
     """
 
-    triples: Tensor
+    _ids: npt.NDArray[np.int32]  # (T, 3), kept by the host: plans are made of them when first asked for
     num_entities: int
     num_relations: int
-    plan: Plan
+    device: torch.device
+    _plans: dict[str, Plan | GpuPlan] = field(default_factory=dict, init=False)
 
     @classmethod
     def from_triples(
         cls, triples: Tensor | npt.NDArray[np.int64], num_entities: int, num_relations: int
     ) -> "ContextGraph":
-        """Add the inverses, sort and cut: done once for a graph.
+        """Check the triples and keep a copy; what a back end needs of them is made when it first runs.
 
         Args:
             triples: int64 of shape (T, 3): (head, relation, tail), duplicates allowed; the graph lies on
-                the device of the tensor given.
+                the device of the tensor given, with an array on the CPU.
             num_entities: N, above every head and tail.
             num_relations: R, above every relation.
 
         Raises:
-            ValueError: if the shape or type is wrong, an id is out of range or T is 2^30 - 64 or more.
+            ValueError: if the shape or type is wrong, an id is out of range, T is 2^30 - 64 or more, or N or
+                2R is 2^31 or more.
         """
-        given = torch.as_tensor(triples).clone()  # the plan is made of these: they must not change under it
+        given = triples if isinstance(triples, Tensor) else torch.from_numpy(triples)
         if given.dtype != torch.int64 or given.ndim != 2 or given.shape[1] != 3:
             raise ValueError(f"triples: got {given.dtype} {tuple(given.shape)}, wanted torch.int64 (T, 3)")
         if len(given) >= 2**30 - 64:  # kernels number 2T places in int32, and count on a little past the last
             raise ValueError(f"triples: got {len(given)}, wanted fewer than 2^30 - 64")
+        if num_entities >= 2**31 or num_relations >= 2**30:
+            raise ValueError(
+                f"sizes: got {num_entities} entities and {num_relations} relations, wanted fewer than 2^31 "
+                "and 2^30"
+            )
         array = given.numpy(force=True)
         limits = (("head", num_entities), ("relation", num_relations), ("tail", num_entities))
         for (name, limit), ids in zip(limits, array.T, strict=True):
             if len(ids) and not 0 <= ids.min() <= ids.max() < limit:
                 raise ValueError(f"{name} ids: got {ids.min()} to {ids.max()}, wanted 0 to {limit - 1}")
-        graph = cls(given, num_entities, num_relations, build_plan(array, num_entities, num_relations))
-        return graph.to(given.device)
+        return cls(array.astype(np.int32), int(num_entities), int(num_relations), given.device)
+
+    def __repr__(self) -> str:
+        """One line."""
+        return (
+            f"ContextGraph({self.num_triples:,} triples, {self.num_entities:,} entities, "
+            f"{self.num_relations:,} relations, on {self.device})"
+        )
 
     @property
     def num_triples(self) -> int:
         """T, the raw triples."""
-        return len(self.triples)
+        return len(self._ids)
 
     @property
-    def device(self) -> torch.device:
-        """Where the graph lies."""
-        return self.triples.device
+    def triples(self) -> Tensor:
+        """The raw triples given, int64 of shape (T, 3): (head, relation, tail); a copy."""
+        return torch.from_numpy(self._ids).to(self.device, torch.int64)
 
     def to(self, device: torch.device | str) -> "ContextGraph":
-        """The same graph on another device."""
-        plan = Plan(*(field.to(device) for field in self.plan))
-        graph = ContextGraph(self.triples.to(device), self.num_entities, self.num_relations, plan)
-        if graph.device.type == "cuda":
-            _ = graph.gpu_plan  # made here: a captured or compiled step could not
-        return graph
+        """The same graph on another device, where its plan is made anew when it is needed."""
+        if not isinstance(device, torch.device | str):
+            raise TypeError(f"to: got {device!r}, wanted a device; a graph holds ids, which have one type")
+        there = torch.empty(0, device=device).device
+        if there == self.device:
+            return self
+        return ContextGraph(self._ids, self.num_entities, self.num_relations, there)
 
-    @cached_property
+    @property
+    def plan(self) -> Plan:
+        """Index tensors of the Numba passes, made when first asked for."""
+        self._make_plan("cpu")
+        return self._plans["cpu"]  # type: ignore[return-value]
+
+    @property
     def gpu_plan(self) -> GpuPlan:
-        """Index tensors of the Triton kernels, made with the graph on a GPU, elsewhere on first use."""
-        return build_gpu_plan(self.plan)
+        """Index tensors of the Triton kernels, made when first asked for."""
+        self._make_plan("gpu")
+        return self._plans["gpu"]  # type: ignore[return-value]
+
+    # torch.compile cannot trace this, so it is told to run it and go on with the plan that it then finds
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _make_plan(self, kind: str) -> bool:
+        if kind not in self._plans:
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("a plan cannot be made while a CUDA graph is captured: run once before")
+            build: Any = build_plan if kind == "cpu" else build_gpu_plan
+            plan = build(self._ids, self.num_entities, self.num_relations)
+            self._plans[kind] = type(plan)(*(field.to(self.device) for field in plan))
+        return True
 
     @cached_property
     def context_triples(self) -> tuple[Tensor, Tensor, Tensor]:

@@ -109,11 +109,15 @@ def context_weights(
             return alpha.to(entities.dtype), beta.to(entities.dtype)
         _, _, s, lse_x, lse_y, *_ = _fused(entities, relations, graph, score, "both", mask, backend)
         heads, relation_ids, _ = graph.context_triples
-        plan, given = graph.plan, torch.empty_like(s)
+        plan: Plan | GpuPlan
         if backend == "triton":  # its scores are in head order
-            s = torch.empty_like(s).index_copy_(0, plan.context_record.long(), s)
-        given[plan.triple] = s[0::2]
-        given[plan.triple + graph.num_triples] = s[1::2]
+            plan = graph.gpu_plan
+            forward, inverse = s[plan.raw[:, 2]], s[plan.raw[:, 3]]
+        else:
+            plan = graph.plan
+            forward, inverse = s[0::2], s[1::2]
+        given = torch.empty_like(s)
+        given[plan.triple], given[plan.triple + graph.num_triples] = forward, inverse
         alpha = (given - lse_x.index_select(0, heads)).exp()
         beta = (given - lse_y.index_select(0, relation_ids)).exp()
         return alpha.to(entities.dtype), beta.to(entities.dtype)

@@ -307,7 +307,6 @@ def test_compiles_whole() -> None:
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return ops.context_layer(2 * x, y, graph, backend="triton")
 
-    _ = graph.gpu_plan  # with the graph on a GPU, here on first use
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for name, a, b in zip(NAMES, compiled(x, y), layer(x, y), strict=False):
         assert_bitwise_equal(a, b, name=name)
@@ -346,8 +345,8 @@ def test_plan_holds_every_triple_once(name: str) -> None:
     assert sorted(map(tuple, torch.stack([heads, *context.T], 1).tolist())) == sorted(
         zip(head.tolist(), relation.tolist(), tail.tolist(), strict=True)
     )
-    of_link = torch.stack([plan.raw[:, 2], plan.raw[:, 3]], 1).flatten()
-    assert_bitwise_equal(of_link[plan.context[:, 2]], torch.arange(len(context)))
+    of_record = torch.stack([plan.raw[:, 2], plan.raw[:, 3]], 1).flatten()
+    assert_bitwise_equal(of_record[plan.context[:, 2]], torch.arange(len(context)))
     assert_bitwise_equal(
         (plan.context[:, 0] + graph.num_relations) % (2 * graph.num_relations), plan.context[:, 3]
     )

@@ -1,6 +1,7 @@
 """The context graph: what it accepts, and the plan by which the fused passes walk it."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan as plans
 from lightcake_fast.kernels.plan import ENTITY_CHUNK, LONGEST_TASK, RELATION_CHUNK, TASK_COST, Plan
+from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_bitwise_equal
 from tests.support.graphs import GRAPHS, layer_inputs
 
@@ -86,18 +88,66 @@ def test_plan(name: str) -> None:
     check_plan(layer_inputs(name, 1, torch.float32)[2])
 
 
-@settings(max_examples=100, deadline=None)
-@given(data=st.data())
-def test_plan_of_random_graphs(data: st.DataObject) -> None:
+def draw_triples(data: st.DataObject) -> tuple[torch.Tensor, int, int]:
+    """Triples [T, 3], often with duplicates; N and R."""
     entities, relations = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
     ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
     triples = torch.tensor(data.draw(st.lists(ids, max_size=60)), dtype=torch.int64).view(-1, 3)
+    return triples, entities, relations
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_plan_of_random_graphs(data: st.DataObject) -> None:
+    triples, entities, relations = draw_triples(data)
     chunks = {name: data.draw(st.integers(1, 9), label=name) for name in ("RELATION_CHUNK", "ENTITY_CHUNK")}
     with pytest.MonkeyPatch.context() as patch:
         for name, size in chunks.items():
             patch.setattr(plans, name, size)
         graph = ContextGraph.from_triples(triples, entities, relations)
+        _ = graph.plan
     check_plan(graph, *chunks.values())
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_orders_are_those_of_lexsort(data: st.DataObject) -> None:
+    """A pass adds in these orders: that results stay bitwise the same hangs on the ties as well."""
+    triples, num_entities, num_relations = draw_triples(data)
+    h, r, t = triples.numpy().T
+    graph = ContextGraph.from_triples(triples, num_entities, num_relations)
+    distinct = [
+        np.array([len(np.unique(ids[r == relation])) for relation in range(num_relations)]) for ids in (h, t)
+    ]
+    tail_first = (distinct[1] < distinct[0])[r]
+    inner, outer = np.where(tail_first, h, t), np.where(tail_first, t, h)
+    by_relation = np.lexsort((inner, outer, r))
+    heads, relations, tails = (ids.numpy() for ids in graph.context_triples)
+    by_head = np.lexsort((tails, relations, heads))
+    record = np.empty(len(heads), np.int64)
+    record[np.concatenate([by_relation, by_relation + len(h)])] = np.arange(len(heads)).reshape(-1, 2).T.flat
+    plan, gpu_plan = graph.plan, graph.gpu_plan
+    place = record[by_head].argsort()  # in head order, of a record
+    for name, actual, expected in (
+        ("head", plan.head, h[by_relation]),
+        ("tail", plan.tail, t[by_relation]),
+        ("triple", plan.triple, by_relation),
+        ("context_relation", plan.context_relation, relations[by_head]),
+        ("context_tail", plan.context_tail, tails[by_head]),
+        ("context_record", plan.context_record, record[by_head]),
+        ("raw", gpu_plan.raw[:, 2:], place.reshape(-1, 2)),
+        ("triple of the gpu plan", gpu_plan.triple, by_relation),
+        ("context", gpu_plan.context[:, 2], record[by_head]),
+    ):
+        assert_bitwise_equal(actual.long(), torch.from_numpy(expected), name=name)
+
+
+def test_ids_up_to_the_limit_are_sorted() -> None:
+    """Two of them and a place do not fit one 64-bit number."""
+    most = 2**31 - 1
+    columns = np.array([[most - 1, 3, 0], [0, 2, most - 1], [5, 1, 5], [0, 2, 7]] * 2).T
+    order = plans.stable_order(*((ids.astype(np.int32), most) for ids in columns))
+    assert order.tolist() == np.lexsort(columns[::-1]).tolist()
 
 
 def test_tasks_are_of_about_equal_cost() -> None:
@@ -159,11 +209,46 @@ def test_a_graph_moves_with_all_it_holds() -> None:
         graph.num_entities,
         graph.num_relations,
     )
-    for values in (*moved.plan, *moved.context_triples):
+    for values in (moved.triples, *moved.plan, *moved.gpu_plan, *moved.context_triples):
         assert values.device.type == "meta"
     assert graph.device.type == "cpu"  # a move leaves the graph where it was
-    for name, values in graph.to("cpu").plan._asdict().items():
-        assert_bitwise_equal(values, getattr(graph.plan, name), name=name)
+    assert graph.plan.head.device.type == "cpu"
+    assert graph.to("cpu") is graph  # with the plans that it has
+
+
+@pytest.mark.parametrize("device", [torch.float64, None, torch.zeros(1)])
+def test_a_graph_moves_to_devices_only(device: Any) -> None:
+    with pytest.raises(TypeError, match="wanted a device"):
+        layer_inputs("hubs", 1, torch.float32)[2].to(device)
+
+
+def test_a_graph_lies_where_its_triples_do() -> None:
+    """Whatever the default device is; an array lies on the CPU."""
+    triples = torch.tensor([[0, 0, 1], [1, 0, 2]])
+    with torch.device("meta"):
+        for given in (triples, triples.numpy()):
+            graph = ContextGraph.from_triples(given, 4, 1)
+            tensors = (graph.triples, *graph.plan, *graph.gpu_plan, *graph.context_triples)
+            assert {graph.device, *(tensor.device for tensor in tensors)} == {torch.device("cpu")}
+
+
+def test_plans_are_made_when_first_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = []
+    for name in ("build_plan", "build_gpu_plan"):
+        build = Mock(side_effect=getattr(plans, name))
+        monkeypatch.setattr(f"lightcake_fast.graph.{name}", build)
+        builds.append(build)
+    x, y, graph, _ = layer_inputs("degrees", 4, torch.float32)
+    context_layer(x, y, graph, backend="reference")
+    assert [build.call_count for build in builds] == [0, 0]
+    for _ in range(2):
+        context_layer(x, y, graph, backend="numba")
+    assert [build.call_count for build in builds] == [1, 0]
+
+
+def test_repr_is_a_line() -> None:
+    graph = ContextGraph.from_triples(torch.zeros(1500, 3, dtype=torch.int64), 4000, 2)
+    assert repr(graph) == "ContextGraph(1,500 triples, 4,000 entities, 2 relations, on cpu)"
 
 
 @pytest.mark.parametrize(
@@ -185,6 +270,12 @@ def test_a_graph_moves_with_all_it_holds() -> None:
 def test_wrong_triples_are_refused(triples: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ContextGraph.from_triples(triples, 5, 2)
+
+
+@pytest.mark.parametrize("sizes", [(2**31, 1), (1, 2**30)])
+def test_sizes_beyond_the_ids_type_are_refused(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="sizes: got"):
+        ContextGraph.from_triples(torch.zeros(1, 3, dtype=torch.int64), *sizes)
 
 
 def test_the_callers_triples_may_change_afterwards() -> None:
