@@ -257,9 +257,8 @@ def training_step(bench: Bench) -> Report:
     model = LightCAKE(
         data.num_entities, data.num_relations, dim=config.dim, layers=config.layers, generator=generator
     )
-    triples = torch.from_numpy(data.train).to(bench.device)
-    one = TrainingStep(model, bench.graphs[name], triples, config, generator)
-    batch = torch.arange(min(config.batch_size, len(triples)), device=bench.device)
+    one = TrainingStep(model, bench.graphs[name], config, generator)
+    batch = torch.arange(min(config.batch_size, len(data.train)), device=bench.device)
     launched = bench.milliseconds(lambda: one(batch))
     captured = CapturedStep(one, len(batch), generator) if bench.on_gpu else None
     return {

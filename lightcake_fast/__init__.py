@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightcake_fast.data import KnowledgeGraph, load_dataset
     from lightcake_fast.graph import ContextGraph
-    from lightcake_fast.inference import TrainedModel
+    from lightcake_fast.inference import TrainedModel, load
     from lightcake_fast.models import LightCAKE
     from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
@@ -21,6 +21,7 @@ _PUBLIC = {
     "TrainedModel": "lightcake_fast.inference",
     "context_layer": "lightcake_fast.ops",
     "context_weights": "lightcake_fast.ops",
+    "load": "lightcake_fast.inference",
     "load_dataset": "lightcake_fast.data",
     "segment_softmax_aggregate": "lightcake_fast.segments",
     "tune_context_layer": "lightcake_fast.ops",
@@ -34,6 +35,7 @@ __all__ = [
     "__version__",
     "context_layer",
     "context_weights",
+    "load",
     "load_dataset",
     "segment_softmax_aggregate",
     "tune_context_layer",
@@ -45,3 +47,8 @@ def __getattr__(name: str) -> Any:
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """The public names too that were not asked for yet."""
+    return sorted({*globals(), *_PUBLIC})

@@ -15,13 +15,8 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.cli import run
-from lightcake_fast.data import load_dataset
-from lightcake_fast.graph import ContextGraph
-from lightcake_fast.metrics import Evaluation, KnownRelations, evaluate_relations
-from lightcake_fast.training.model import build_model
-from lightcake_fast.training.presets import resolve
-from lightcake_fast.training.runtime import epoch_order, resolve_device
-from lightcake_fast.training.step import TrainingStep
+from lightcake_fast.metrics import Evaluation
+from lightcake_fast.training.experiment import Experiment
 
 Computation = Callable[[], Iterable[Tensor] | None]
 
@@ -40,50 +35,33 @@ class Training:
     """
 
     def __init__(self, flags: Mapping[str, Any]) -> None:
-        self.config = resolve(flags)
-        self.graph = load_dataset(self.config.dataset, self.config.data_dir)
-        self._device = resolve_device(self.config.device)
-        generator = torch.Generator(self._device).manual_seed(self.config.seed)
-        sizes = self.graph.num_entities, self.graph.num_relations
-        self.model = build_model(self.config, *sizes, generator)
-        self.parameters = sum(weight.numel() for weight in self.model.parameters())
-        triples = torch.from_numpy(self.graph.train).to(self._device)
-        self._context = ContextGraph.from_triples(triples, *sizes)
-        self._step = TrainingStep(self.model, self._context, triples, self.config, generator)
-        order = epoch_order(self.config.seed, 0, len(triples)).to(self._device)
-        self._batches = torch.split(order, self.config.batch_size)
+        self._experiment = Experiment.of(**flags)
+        self.config, self.graph, self.model = (
+            self._experiment.config,
+            self._experiment.data,
+            self._experiment.model,
+        )
+        self.parameters = self._experiment.parameters
+        self._batches = self._experiment.epoch(0)
         self._next = cycle(self._batches)
-        self._known = KnownRelations.of(self.graph)
-        self._seen = torch.from_numpy(self.graph.seen_entities).to(self._device)
 
     @property
     def loss_sum(self) -> float:
         """Sum of the losses of all triples stepped on so far."""
-        return self._step.loss_sum.item()
+        return self._experiment.step.loss_sum.item()
 
     def step(self) -> None:
         """One step on the next batch."""
-        self.model.train()
-        self._step(next(self._next))
+        self._experiment.advance(next(self._next))
 
     def epoch(self) -> None:
         """A step on every batch."""
-        self.model.train()
         for batch in self._batches:
-            self._step(batch)
+            self._experiment.advance(batch)
 
     def evaluate(self, split: str = "test") -> Evaluation:
         """Rank the relations of a split."""
-        self.model.eval()
-        with torch.no_grad():
-            refined = self.model.refine(self._context, backend=self.config.backend)
-            return evaluate_relations(
-                lambda pairs: self.model.relation_scores(refined, pairs.to(self._device), seen=self._seen),
-                self.graph.split(split),
-                self._known,
-                self.graph.seen_entities,
-                ties=self.config.ties,
-            )
+        return self._experiment.evaluate(split)
 
 
 def training_step(flags: Mapping[str, Any]) -> Computation:

@@ -56,17 +56,17 @@ def main(argv: Sequence[str]) -> None:
     fingerprint = None
     for run in options.runs:
         trained = open_run(run, options)
-        graph, ties = trained.graph, options.ties or trained.config.ties
-        if fingerprint not in (None, graph.fingerprint):
-            raise InputError(f"{run}: is of the data set {graph.name}, wanted the one of {options.runs[0]}")
-        fingerprint = graph.fingerprint
+        data, ties = trained.data, options.ties or trained.config.ties
+        if fingerprint not in (None, data.fingerprint):
+            raise InputError(f"{run}: is of the data set {data.name}, wanted the one of {options.runs[0]}")
+        fingerprint = data.fingerprint
         ranks[run] = trained.ranks(options.split, ties)
-        evaluation = summarise_ranks(ranks[run], graph.split(options.split), graph.seen_entities).to_dict()
-        groups = GROUPINGS[options.by](graph, options.split) if options.by else []
+        evaluation = summarise_ranks(ranks[run], data.split(options.split), data.seen_entities).to_dict()
+        groups = GROUPINGS[options.by](data, options.split) if options.by else []
         if options.json:
             print(json.dumps(_record(run, options, ties, evaluation, groups, ranks[run])))
         else:
-            console.print(metrics_table(f"{run}: {graph.name} {options.split}, {ties} ties", evaluation))
+            console.print(metrics_table(f"{run}: {data.name} {options.split}, {ties} ties", evaluation))
     if groups and not options.json:
         console.print(_breakdown_table(options, groups, ranks))
 

@@ -81,9 +81,9 @@ class KnownRelations:
         self._relations = triples[order, 1]
 
     @classmethod
-    def of(cls, graph: KnowledgeGraph) -> "KnownRelations":
-        """The known relations of all three splits of `graph`."""
-        return cls(np.concatenate([graph.split(name) for name in SPLITS]), graph.num_entities)
+    def of(cls, data: KnowledgeGraph) -> "KnownRelations":
+        """The known relations of all three splits of `data`."""
+        return cls(np.concatenate([data.split(name) for name in SPLITS]), data.num_entities)
 
     def __call__(self, pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Look up `pairs`, int64 `[B, 2]` of (head, tail).
@@ -180,29 +180,6 @@ def triple_ranks(
         true = torch.from_numpy(block[:, 1].copy()).to(scores.device)
         ranks.append(relation_ranks(scores, true, (rows, relations), ties=ties).cpu())
     return torch.cat(ranks)
-
-
-def evaluate_relations(
-    score: Callable[[Tensor], Tensor],
-    triples: NDArray[np.int64],
-    known: KnownRelations,
-    seen_entities: NDArray[np.bool_],
-    *,
-    ties: str = "realistic",
-) -> Evaluation:
-    """Rank the relation of every triple and average.
-
-    Args:
-        score: See `triple_ranks`.
-        triples: See `triple_ranks`.
-        known: See `triple_ranks`.
-        seen_entities: Bool `[N]`, entities with a training triple.
-        ties: See `relation_ranks`.
-
-    Raises:
-        NonFiniteScoresError: A score is NaN or infinite.
-    """
-    return summarise_ranks(triple_ranks(score, triples, known, ties=ties), triples, seen_entities)
 
 
 def summarise_ranks(

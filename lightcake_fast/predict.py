@@ -112,7 +112,7 @@ def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Ex
     for note in prediction.notes:
         console.print(f"note: {note}", soft_wrap=True)
     for name in dict.fromkeys((prediction.head, prediction.tail)):
-        near = trained.nearest(name) if name not in trained.graph.entities else []
+        near = trained.nearest(name) if name not in trained.data.entities else []
         if near:
             console.print(f"names near {name!r}: {', '.join(map(repr, near))}", soft_wrap=True)
     if explanation is not None:

@@ -7,8 +7,9 @@ from pathlib import Path
 from lightcake_fast import cli
 from lightcake_fast.data import load_dataset
 from lightcake_fast.training.config import add_flags, resumed
+from lightcake_fast.training.experiment import check
 from lightcake_fast.training.interrupt import Interrupt
-from lightcake_fast.training.loop import check, train
+from lightcake_fast.training.loop import train
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
@@ -51,15 +52,15 @@ def main(argv: Sequence[str]) -> int:
         if "resume" in explicit:
             run = RunFolder.open(Path(explicit["resume"]).expanduser())
             config = resumed(run.config, explicit).anchored()
-            graph = run.load_dataset(config)
+            data = run.load_dataset(config)
         else:
             config = resolve(explicit)
-            graph = load_dataset(config.dataset, config.data_dir)
+            data = load_dataset(config.dataset, config.data_dir)
             config = config.anchored()
-            check(config, graph)
-            run = RunFolder.create(config, graph.name)
+            check(config, data)
+            run = RunFolder.create(config, data.name)
         with run:
-            train(config, graph, run, Reporter(config.quiet), interrupt)
+            train(config, data, run, Reporter(config.quiet), interrupt)
         interrupt.leave()
     return 0
 

@@ -11,7 +11,7 @@ from lightcake_fast.inference.answers import (
     TripleScore,
     TripleScores,
 )
-from lightcake_fast.inference.trained import TrainedModel
+from lightcake_fast.inference.trained import TrainedModel, load
 
 __all__ = [
     "Candidate",
@@ -24,4 +24,5 @@ __all__ = [
     "TrainedModel",
     "TripleScore",
     "TripleScores",
+    "load",
 ]

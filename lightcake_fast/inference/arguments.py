@@ -2,7 +2,7 @@
 
 import argparse
 
-from lightcake_fast.inference.trained import TrainedModel
+from lightcake_fast.inference.trained import TrainedModel, load
 from lightcake_fast.ops import BACKENDS
 
 
@@ -26,9 +26,9 @@ def open_run(run: str, options: argparse.Namespace) -> TrainedModel:
     """Open a run folder with the options of `add_run_arguments`.
 
     Raises:
-        InputError: See `TrainedModel.load`.
+        InputError: See `load`.
     """
-    return TrainedModel.load(
+    return load(
         run,
         dataset=options.dataset,
         data_dir=options.data_dir,

@@ -12,9 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
-from lightcake_fast.graph import ContextGraph
 from lightcake_fast.inference.answers import (
     Candidate,
     Embeddings,
@@ -26,16 +24,8 @@ from lightcake_fast.inference.answers import (
 )
 from lightcake_fast.inference.explanation import explain
 from lightcake_fast.inference.pairs import name_rows
-from lightcake_fast.metrics import (
-    Evaluation,
-    KnownRelations,
-    NonFiniteScoresError,
-    summarise_ranks,
-    triple_ranks,
-)
-from lightcake_fast.models import RelationModel
-from lightcake_fast.training.config import TrainingConfig
-from lightcake_fast.training.model import build_model
+from lightcake_fast.metrics import Evaluation, KnownRelations, NonFiniteScoresError, summarise_ranks
+from lightcake_fast.training.experiment import Experiment, build_model
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import resolve_device
 from lightcake_fast.training.state import check_tensors
@@ -48,76 +38,26 @@ class TrainedModel:
     which training needs; whoever asks in names needs the data set as well.
 
     Args:
-        config: The run's configuration, with the back end and the device to use.
-        graph: The data set.
-        model: On the device that `config` names.
+        experiment: With the model, and with the back end and the device to use.
 
     Attributes:
-        config: As given.
-        graph: As given; its training triples are the context.
+        config: The run's configuration.
+        data: The data set; its training triples are the context.
         model: In evaluation mode.
     """
 
-    def __init__(self, config: TrainingConfig, graph: KnowledgeGraph, model: RelationModel) -> None:
-        self.config, self.graph, self.model = config, graph, model.eval()
-        self._device = model.entities.device
-        # one row more than there are entities: it stands for every name that is not in the data
-        self._seen = torch.from_numpy(graph.seen_entities).to(self._device)
-        self._seen = torch.cat([self._seen, self._seen.new_zeros(1)])
-        self._entity_ids = {name: index for index, name in enumerate(graph.entities)}
-        self._relation_ids = {name: index for index, name in enumerate(graph.relations)}
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self.config, self.data, self.model = experiment.config, experiment.data, experiment.model.eval()
+        self._entity_ids = {name: index for index, name in enumerate(self.data.entities)}
+        self._relation_ids = {name: index for index, name in enumerate(self.data.relations)}
 
     def __repr__(self) -> str:
-        graph = self.graph
+        data = self.data
         return (
-            f"TrainedModel({self.config.title} of width {self.config.dim} on {graph.name}: "
-            f"{graph.num_entities:,} entities, {graph.num_relations:,} relations)"
+            f"TrainedModel({self.config.title} of width {self.config.dim} on {data.name}: "
+            f"{data.num_entities:,} entities, {data.num_relations:,} relations)"
         )
-
-    @classmethod
-    def load(
-        cls,
-        run: str | Path,
-        *,
-        dataset: str | Path | None = None,
-        data_dir: str | Path | None = None,
-        device: str | None = None,
-        backend: str | None = None,
-    ) -> "TrainedModel":
-        """Open a run folder, of a finished run or of one under way.
-
-        A folder from a stranger runs no code: JSON and checked safetensors are all that is read.
-
-        Args:
-            run: The run folder.
-            dataset: As in `load_dataset`, for a folder that has moved since; None takes the run's.
-            data_dir: As in `load_dataset`; None takes the run's.
-            device: As `--device` in training; None takes the run's.
-            backend: As in `context_layer`; None takes the run's.
-
-        Raises:
-            InputError: The folder or the data set is missing, damaged, or one does not belong to the other.
-        """
-        folder = RunFolder.open(Path(run).expanduser())
-        saved = folder.config
-        config = dataclasses.replace(
-            saved,
-            dataset=saved.dataset if dataset is None else str(dataset),
-            data_dir=saved.data_dir if data_dir is None else str(data_dir),
-            device=device or saved.device,
-            backend=backend or saved.backend,
-        )
-        place = resolve_device(config.device)
-        graph = folder.load_dataset(config)
-        weights = folder.load_weights(graph.fingerprint)
-        try:
-            with torch.device("meta"):  # no memory is taken for what the file may not hold
-                model = build_model(config, graph.num_entities, graph.num_relations)
-            check_tensors(weights, model.state_dict())
-        except (ValueError, TypeError, RuntimeError) as error:  # a size beyond 64 bits is a TypeError
-            raise InputError(f"{folder.path}: {error}") from error
-        model.load_state_dict(weights, assign=True)
-        return cls(config, graph, model.to(place))
 
     def predict(self, pairs: Iterable[Sequence[str]], top: int = 5) -> Predictions:
         """The likeliest relations of each pair.
@@ -136,14 +76,14 @@ class TrainedModel:
         if not rows:
             return Predictions()
         ids, notes = self._ids(rows)
-        best = self._probabilities(self._pair_scores(ids)).topk(min(top, self.graph.num_relations))
+        best = self._probabilities(self._pair_scores(ids)).topk(min(top, self.data.num_relations))
         known = self._in_training(ids)
         return Predictions(
             Prediction(
                 row[0],
                 row[1],
                 tuple(
-                    Candidate(self.graph.relations[r], p, (place, r) in known)
+                    Candidate(self.data.relations[r], p, (place, r) in known)
                     for r, p in zip(rs, ps, strict=True)
                 ),
                 row_notes,
@@ -167,7 +107,9 @@ class TrainedModel:
         rows = name_rows(triples, "triples")
         if not rows:
             return TripleScores()
-        relations = torch.tensor([self.relation(r) for _, r, _ in rows], device=self._device)[:, None]
+        relations = torch.tensor([self.relation(r) for _, r, _ in rows], device=self._experiment.device)[
+            :, None
+        ]
         ids, notes = self._ids([(head, tail) for head, _, tail in rows])
         scores = self._pair_scores(ids)
         given = scores.gather(1, relations)
@@ -210,8 +152,8 @@ class TrainedModel:
             (ids[0][0], ids[0][1]),
             top,
             self.model,
-            self.graph,
-            self._context,
+            self.data,
+            self._experiment.graph,
             scores,
             relation=chosen,
             backend=self.config.backend,
@@ -224,14 +166,14 @@ class TrainedModel:
         return Embeddings(
             entities[:-1],
             relations,
-            self._seen[:-1].cpu(),
+            self._experiment.seen[:-1].cpu(),
             {name: value.cpu() for name, value in weights if name not in ("entities", "relations")},
-            self.graph.entities,
-            self.graph.relations,
+            self.data.entities,
+            self.data.relations,
         )
 
     def ranks(self, split: str = "test", ties: str | None = None) -> Tensor:
-        """The filtered rank of each triple's relation, float64 `[T]` (see `relation_ranks`).
+        """The filtered rank of each triple's relation, float64 `(T,)` (see `relation_ranks`).
 
         Args:
             split: "train", "valid" or "test".
@@ -240,13 +182,8 @@ class TrainedModel:
         Raises:
             InputError: Scores are NaN or infinite.
         """
-        known = KnownRelations.of(self.graph)
-
-        def score(pairs: Tensor) -> Tensor:
-            return self._relation_scores(self._refined, pairs.to(self._device))
-
         try:
-            return triple_ranks(score, self.graph.split(split), known, ties=ties or self.config.ties)
+            return self._experiment.ranks(split, ties, self._refined)
         except NonFiniteScoresError as error:
             raise InputError(f"{error}: wanted a run whose training did not diverge") from error
 
@@ -260,7 +197,7 @@ class TrainedModel:
         Raises:
             InputError: See `ranks`.
         """
-        return summarise_ranks(self.ranks(split, ties), self.graph.split(split), self.graph.seen_entities)
+        return summarise_ranks(self.ranks(split, ties), self.data.split(split), self.data.seen_entities)
 
     def entity(self, name: str, side: str) -> tuple[int, str | None]:
         """The id of an entity, N for a name that is not in the data, and a note if nothing was learned of it.
@@ -282,11 +219,11 @@ class TrainedModel:
                 near = ", ".join(map(repr, self.nearest(name)))
                 hint = f"the nearest names are {near}" if near else "no name is near"
                 raise InputError(
-                    f"{side}: got {name!r}, wanted an entity of {self.graph.name} ({hint}); a model trained "
+                    f"{side}: got {name!r}, wanted an entity of {self.data.name} ({hint}); a model trained "
                     "with --unseen-rate also answers for unknown entities"
                 )
-            return self.graph.num_entities, f"{side} {name!r} is not in the data: {_stand_in(side)}"
-        if self.graph.seen_entities[index]:
+            return self.data.num_entities, f"{side} {name!r} is not in the data: {_stand_in(side)}"
+        if self.data.seen_entities[index]:
             return index, None
         answer = _stand_in(side) if learned else "its embedding was never trained"
         return index, f"{side} {name!r} has no training triple: {answer}"
@@ -301,28 +238,22 @@ class TrainedModel:
         if not isinstance(name, str):
             raise TypeError(f"relation: got {name!r}, a {type(name).__name__}, wanted the name of a relation")
         if name not in self._relation_ids:
-            near = difflib.get_close_matches(name, self.graph.relations) or self.graph.relations[:3]
+            near = difflib.get_close_matches(name, self.data.relations) or self.data.relations[:3]
             hint = f"as {', '.join(map(repr, near))}"
-            raise InputError(f"relation: got {name!r}, wanted a relation of {self.graph.name}, {hint}")
+            raise InputError(f"relation: got {name!r}, wanted a relation of {self.data.name}, {hint}")
         return self._relation_ids[name]
 
     def nearest(self, name: str) -> list[str]:
         """Up to three names of entities that look like `name`."""
-        return difflib.get_close_matches(name, self.graph.entities)
-
-    @cached_property
-    def _context(self) -> ContextGraph:
-        triples = torch.from_numpy(self.graph.train).to(self._device)
-        return ContextGraph.from_triples(triples, self.graph.num_entities, self.graph.num_relations)
+        return difflib.get_close_matches(name, self.data.entities)
 
     @cached_property
     def _refined(self) -> tuple[Tensor, Tensor]:
         return self._refine(None)
 
-    @torch.no_grad()
     def _refine(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Entities `[N + 1, d]` and relations after the context."""
-        entities, relations = self.model.refine(self._context, mask=mask, backend=self.config.backend)
+        """Entities `(N + 1, d)`, the last for every name that is not in the data, and relations."""
+        entities, relations = self._experiment.refined(mask)
         return torch.cat([entities, entities.new_zeros(1, entities.shape[1])]), relations
 
     def _ids(self, pairs: Sequence[tuple[Any, ...]]) -> tuple[list[list[int]], list[tuple[str, ...]]]:
@@ -338,11 +269,11 @@ class TrainedModel:
 
     @cached_property
     def _training(self) -> KnownRelations:
-        return KnownRelations(self.graph.train, self.graph.num_entities + 1)  # one more: the unknown's id
+        return KnownRelations(self.data.train, self.data.num_entities + 1)  # one more: the unknown's id
 
     def _pair_scores(self, ids: list[list[int]], refined: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        pairs = torch.tensor(ids, device=self._device)
-        return self._relation_scores(self._refined if refined is None else refined, pairs)
+        tables = self._refined if refined is None else refined
+        return self._experiment.scores(tables, torch.tensor(ids))
 
     @staticmethod
     def _probabilities(scores: Tensor) -> Tensor:
@@ -351,9 +282,49 @@ class TrainedModel:
             raise InputError("the scores are NaN or infinite: wanted a run whose training did not diverge")
         return probabilities
 
-    @torch.no_grad()
-    def _relation_scores(self, refined: tuple[Tensor, Tensor], pairs: Tensor) -> Tensor:
-        return self.model.relation_scores(refined, pairs, seen=self._seen)
+
+def load(
+    run: str | Path,
+    *,
+    dataset: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    backend: str | None = None,
+) -> TrainedModel:
+    """Open a run folder, of a finished run or of one under way.
+
+    A folder from a stranger runs no code: JSON and checked safetensors are all that is read.
+
+    Args:
+        run: The run folder.
+        dataset: As in `load_dataset`, for a folder that has moved since; None takes the run's.
+        data_dir: As in `load_dataset`; None takes the run's.
+        device: As `--device` in training; None takes the run's.
+        backend: As in `context_layer`; None takes the run's.
+
+    Raises:
+        InputError: The folder or the data set is missing, damaged, or one does not belong to the other.
+    """
+    folder = RunFolder.open(Path(run).expanduser())
+    saved = folder.config
+    config = dataclasses.replace(
+        saved,
+        dataset=saved.dataset if dataset is None else str(dataset),
+        data_dir=saved.data_dir if data_dir is None else str(data_dir),
+        device=device or saved.device,
+        backend=backend or saved.backend,
+    )
+    place = resolve_device(config.device)
+    data = folder.load_dataset(config)
+    weights = folder.load_weights(data.fingerprint)
+    try:
+        with torch.device("meta"):  # no memory is taken for what the file may not hold
+            model = build_model(config, data.num_entities, data.num_relations)
+        check_tensors(weights, model.state_dict())
+    except (ValueError, TypeError, RuntimeError) as error:  # a size beyond 64 bits is a TypeError
+        raise InputError(f"{folder.path}: {error}") from error
+    model.load_state_dict(weights, assign=True)
+    return TrainedModel(Experiment(config, data, model.to(place)))
 
 
 def _stand_in(side: str) -> str:

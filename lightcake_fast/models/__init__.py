@@ -6,13 +6,14 @@ from lightcake_fast.models.lightcake import LightCAKE
 from lightcake_fast.models.plain import PlainModel
 from lightcake_fast.models.projected import TransH, TransR
 from lightcake_fast.models.rgcn import DECOMPOSITIONS, RGCN, RGCNLayer
-from lightcake_fast.models.specs import MODELS, ModelSpec, takers
+from lightcake_fast.models.specs import MODELS, SHARED_ARGUMENTS, ModelSpec, takers
 
 __all__ = [
     "A2N",
     "DECOMPOSITIONS",
     "MODELS",
     "RGCN",
+    "SHARED_ARGUMENTS",
     "LightCAKE",
     "ModelSpec",
     "PlainModel",

@@ -1,7 +1,5 @@
 """LightCAKE: embeddings refined by their context, without a weight of its own."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Generator, Tensor
 
@@ -9,11 +7,6 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel, check_at_least, check_choice
 from lightcake_fast.models.scorers import SCORERS
 from lightcake_fast.ops import CONTEXTS, FUSED_SCORES, SCORES, context_layer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from lightcake_fast.inference.trained import TrainedModel
 
 
 class LightCAKE(RelationModel):
@@ -83,35 +76,6 @@ class LightCAKE(RelationModel):
             dtype=dtype,
         )
         self.layers, self.score, self.context = layers, score, context
-
-    @staticmethod
-    def load(
-        run: "str | Path",
-        *,
-        dataset: "str | Path | None" = None,
-        data_dir: "str | Path | None" = None,
-        device: str | None = None,
-        backend: str | None = None,
-    ) -> "TrainedModel":
-        """Open a run folder: ``TrainedModel.load`` by the name under which one looks for it.
-
-        What comes back answers in names and holds the model as ``.model``; it also opens the runs of other
-        models. The one import of the package that goes up a layer, made when it is called: nothing below
-        depends on it.
-
-        Args:
-            run: the run folder.
-            dataset: see ``TrainedModel.load``, as the others.
-            data_dir: as in ``load_dataset``; None takes the run's.
-            device: as ``--device``; None takes the run's.
-            backend: as in ``context_layer``; None takes the run's.
-
-        Raises:
-            InputError: see ``TrainedModel.load``.
-        """
-        from lightcake_fast.inference.trained import TrainedModel
-
-        return TrainedModel.load(run, dataset=dataset, data_dir=data_dir, device=device, backend=backend)
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str

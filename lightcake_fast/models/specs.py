@@ -12,6 +12,9 @@ from lightcake_fast.models.plain import PlainModel
 from lightcake_fast.models.projected import TransH, TransR
 from lightcake_fast.models.rgcn import RGCN
 
+# Fields of the configuration that every model takes.
+SHARED_ARGUMENTS = ("dim", "relation_bias", "input_dropout", "row_dropout", "unseen_rate")
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -20,7 +23,7 @@ class ModelSpec:
     Attributes:
         make: Makes one: takes what `RelationModel` takes, and `arguments`.
         label: Its name in tables, where the paper has it the paper's.
-        arguments: Fields of the configuration that `make` takes, beyond those that every model has.
+        arguments: Fields of the configuration that `make` takes beyond `SHARED_ARGUMENTS`.
         context: Fields of the configuration that its training takes because it reads the graph; empty for a
             score without context.
         nearest: The LightCAKE score whose presets it takes; None takes those of the `score` chosen.

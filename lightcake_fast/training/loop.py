@@ -3,49 +3,33 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError, memory_wanted
-from lightcake_fast.graph import ContextGraph
-from lightcake_fast.metrics import Evaluation, KnownRelations, NonFiniteScoresError, evaluate_relations
-from lightcake_fast.training.captured import CapturedStep, wants_capture
+from lightcake_fast.metrics import Evaluation, NonFiniteScoresError
 from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.interrupt import Interrupt
-from lightcake_fast.training.model import build_model
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import Position, RunFolder
-from lightcake_fast.training.runtime import epoch_order, mixed_seed, resolve_device
+from lightcake_fast.training.runtime import mixed_seed
 from lightcake_fast.training.state import check_tensors, restore_state, training_state
-from lightcake_fast.training.step import TrainingStep
 
 _MEMORY_FLAGS = ("dim", "layers", "batch_size")
 SAVE_SECONDS = 45.0  # a save a minute is promised; the step or validation under way may come on top
 
 
-def check(config: TrainingConfig, graph: KnowledgeGraph) -> None:
-    """Find what only the machine and the data set can tell, before a run folder is made.
-
-    Raises:
-        InputError: The device is not there, cannot capture a step, or the model does not take the width.
-    """
-    wants_capture(config.cuda_graph, resolve_device(config.device))
-    with torch.device("meta"):
-        build_model(config, graph.num_entities, graph.num_relations)
-
-
 def train(
-    config: TrainingConfig, graph: KnowledgeGraph, run: RunFolder, reporter: Reporter, interrupt: Interrupt
+    config: TrainingConfig, data: KnowledgeGraph, run: RunFolder, reporter: Reporter, interrupt: Interrupt
 ) -> None:
     """Train from where the run folder stands to the test metrics.
 
     Args:
         config: The run's configuration, with what may differ on resume.
-        graph: The data set.
+        data: The data set.
         run: The open run folder.
         reporter: Shows the progress.
         interrupt: Asked between steps whether to save and leave.
@@ -56,12 +40,12 @@ def train(
         SystemExit: A signal came, and the run is saved.
     """
     try:
-        _train(config, graph, run, reporter, interrupt)
+        _train(config, data, run, reporter, interrupt)
     except (MemoryError, RuntimeError) as error:
         wanted = memory_wanted(error)
         if wanted is None:
             raise
-        rows = graph.num_entities + 2 * graph.num_relations
+        rows = data.num_entities + 2 * data.num_relations
         flags = ", ".join(f"--{n.replace('_', '-')} ({getattr(config, n)})" for n in _MEMORY_FLAGS)
         raise MemoryError(
             f"{wanted}; the embeddings with their gradients and Adam's averages alone take "
@@ -70,9 +54,9 @@ def train(
 
 
 def _train(
-    config: TrainingConfig, graph: KnowledgeGraph, run: RunFolder, reporter: Reporter, interrupt: Interrupt
+    config: TrainingConfig, data: KnowledgeGraph, run: RunFolder, reporter: Reporter, interrupt: Interrupt
 ) -> None:
-    checkpoint = run.load_last(graph.fingerprint)
+    checkpoint = run.load_last(data.fingerprint)
     if checkpoint is not None and checkpoint[1].finished(config):
         results = run.read_results()
         if results is not None:
@@ -81,9 +65,9 @@ def _train(
             reporter.results(results, run.path)
             return
     run.update(config)
-    trainer = Trainer(config, graph, run, reporter, interrupt)
+    trainer = Trainer(config, data, run, reporter, interrupt)
     if checkpoint is None:
-        run.write_id_maps(graph)
+        run.write_id_maps(data)
         run.read_metrics(epochs=0)
     else:
         trainer.restore(*checkpoint)
@@ -91,7 +75,7 @@ def _train(
 
 
 class Trainer:
-    """A run in memory: the model, its step, and how far it is.
+    """A run in memory: the experiment, and how far it is.
 
     Attributes:
         model: On the device.
@@ -101,26 +85,16 @@ class Trainer:
     def __init__(
         self,
         config: TrainingConfig,
-        graph: KnowledgeGraph,
+        data: KnowledgeGraph,
         run: RunFolder,
         reporter: Reporter,
         interrupt: Interrupt,
     ) -> None:
-        self._config, self._graph, self._run = config, graph, run
+        self._config, self._data, self._run = config, data, run
         self._reporter, self._interrupt = reporter, interrupt
-        self._device = resolve_device(config.device)
-        captures = wants_capture(config.cuda_graph, self._device)
-        self._generator = torch.Generator(self._device).manual_seed(config.seed)
-        self.model = build_model(config, graph.num_entities, graph.num_relations, self._generator)
-        triples = torch.from_numpy(graph.train).to(self._device)
-        self._context = ContextGraph.from_triples(triples, graph.num_entities, graph.num_relations)
-        self._seen = torch.from_numpy(graph.seen_entities).to(self._device)
-        self._known = KnownRelations.of(graph)
-        self._step = TrainingStep(self.model, self._context, triples, config, self._generator)
-        self._advance: Callable[[Tensor], None] = self._step
-        if captures:
-            self._advance = CapturedStep(self._step, min(config.batch_size, len(triples)), self._generator)
-        self._steps = math.ceil(len(triples) / config.batch_size)
+        self._experiment = Experiment(config, data)
+        self.model, self._step = self._experiment.model, self._experiment.step
+        self._steps = math.ceil(len(data.train) / config.batch_size)
         self._records: list[dict[str, Any]] = []
         self.position = Position()
         self._mark = self._saved = time.monotonic()
@@ -128,14 +102,16 @@ class Trainer:
     def restore(self, tensors: dict[str, Tensor], position: Position, notes: dict[str, Any]) -> None:
         """Go back to where a checkpoint was saved (see `RunFolder.load_last`)."""
         restore_state(tensors, self.model, self._step.optimizer)
-        if notes.get("device") == self._device.type:
+        if notes.get("device") == self._experiment.device.type:
             try:
-                self._generator.set_state(tensors["generator"])
+                self._experiment.generator.set_state(tensors["generator"])
             except (RuntimeError, TypeError) as error:
                 raise InputError(f"the checkpoint's random state is none: {error}") from error
         else:
             # the states of two kinds of device do not fit each other: new draws, the same in every resume
-            self._generator.manual_seed(mixed_seed(self._config.seed, position.epoch, position.step))
+            self._experiment.generator.manual_seed(
+                mixed_seed(self._config.seed, position.epoch, position.step)
+            )
         self._step.loss_sum.fill_(position.loss_sum)
         self._records = self._run.read_metrics(position.epoch)
         self.position = position
@@ -143,7 +119,7 @@ class Trainer:
             # a kill may have come between the two saves of the epoch's end
             self._save_best()
         elif position.best_epoch:
-            self._run.load_best(position.best_epoch, self._graph.fingerprint)
+            self._run.load_best(position.best_epoch, self._data.fingerprint)
         self._mark = time.monotonic()
 
     def fit(self) -> dict[str, Any]:
@@ -154,44 +130,30 @@ class Trainer:
         """
         self._run.drop_results()
         self._interrupt.defer()
-        with self._reporter.training(self._config, self._graph, self._steps, self.position, self._run.path):
+        with self._reporter.training(self._config, self._data, self._steps, self.position, self._run.path):
             while not self.position.finished(self._config):
                 self._train_epoch()
                 self._end_epoch()
         return self._test()
 
     def evaluate(self, split: str) -> Evaluation:
-        """Rank the relations of a split, with the whole training graph as context.
+        """Rank the relations of a split (see `Experiment.ranks`).
 
         Raises:
             InputError: Scores are NaN or infinite.
         """
-        self.model.eval()
-        with torch.no_grad():
-            refined = self.model.refine(self._context, backend=self._config.backend)
-            try:
-                return evaluate_relations(
-                    lambda pairs: self.model.relation_scores(
-                        refined, pairs.to(self._device), seen=self._seen
-                    ),
-                    self._graph.split(split),
-                    self._known,
-                    self._graph.seen_entities,
-                    ties=self._config.ties,
-                )
-            except NonFiniteScoresError as error:
-                raise InputError(
-                    f"training diverged in epoch {self.position.epoch + 1}: {error}; try a smaller --lr "
-                    f"(it is {self._config.lr:g})"
-                ) from error
+        try:
+            return self._experiment.evaluate(split)
+        except NonFiniteScoresError as error:
+            raise InputError(
+                f"training diverged in epoch {self.position.epoch + 1}: {error}; try a smaller --lr "
+                f"(it is {self._config.lr:g})"
+            ) from error
 
     def _train_epoch(self) -> None:
         position = self.position
-        order = epoch_order(self._config.seed, position.epoch, len(self._graph.train)).to(self._device)
-        self.model.train()
-        self._step.start_epoch(position.epoch)
-        for batch in torch.split(order, self._config.batch_size)[position.step :]:
-            self._advance(batch)
+        for batch in self._experiment.epoch(position.epoch)[position.step :]:
+            self._experiment.advance(batch)
             position.step += 1
             if self._interrupt.signal is not None:
                 self._save_last()
@@ -201,13 +163,13 @@ class Trainer:
                 self._save_last()
             if self._reporter.due():
                 self._measure()
-                done = min(position.step * self._config.batch_size, len(order))
+                done = min(position.step * self._config.batch_size, len(self._data.train))
                 self._reporter.step(position, done)
 
     def _end_epoch(self) -> None:
         position = self.position
         self._measure()
-        seconds, loss = position.seconds, position.loss_sum / len(self._graph.train)
+        seconds, loss = position.seconds, position.loss_sum / len(self._data.train)
         valid = self.evaluate("valid")
         self._measure()
         position.epoch += 1
@@ -223,7 +185,7 @@ class Trainer:
             "loss": loss,
             "valid": valid.to_dict(),
             "seconds": seconds,
-            "triples_per_second": len(self._graph.train) / seconds,
+            "triples_per_second": len(self._data.train) / seconds,
         }
         self._records.append(record)
         self._run.write_metrics(self._records)
@@ -237,14 +199,14 @@ class Trainer:
 
     def _test(self) -> dict[str, Any]:
         position = self.position
-        best = self._run.load_best(position.best_epoch, self._graph.fingerprint)
+        best = self._run.load_best(position.best_epoch, self._data.fingerprint)
         check_tensors(best, self.model.state_dict())
         self.model.load_state_dict(best)
         results = {
-            "dataset": self._graph.name,
+            "dataset": self._data.name,
             "model": self._config.title,
             "ties": self._config.ties,
-            "parameters": sum(weight.numel() for weight in self.model.parameters()),
+            "parameters": self._experiment.parameters,
             "epochs": position.epoch,
             "best_epoch": position.best_epoch,
             "valid": self._records[position.best_epoch - 1]["valid"],
@@ -264,9 +226,9 @@ class Trainer:
 
     def _save_last(self) -> None:
         self._measure()
-        state = training_state(self.model, self._step.optimizer, self._generator)
-        self._run.save_last(state, self.position, self._graph.fingerprint, device=self._device.type)
+        state = training_state(self.model, self._step.optimizer, self._experiment.generator)
+        self._run.save_last(state, self.position, self._data.fingerprint, device=self._experiment.device.type)
         self._saved = self._mark = time.monotonic()
 
     def _save_best(self) -> None:
-        self._run.save_best(self.model.state_dict(), self.position, self._graph.fingerprint)
+        self._run.save_best(self.model.state_dict(), self.position, self._data.fingerprint)

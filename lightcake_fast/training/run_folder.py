@@ -172,9 +172,9 @@ class RunFolder:
             replace_text(self.path / CONFIG, config.to_json())
         self.config = config
 
-    def write_id_maps(self, graph: KnowledgeGraph) -> None:
+    def write_id_maps(self, data: KnowledgeGraph) -> None:
         """Write the names of entities and relations as `id<TAB>name` lines."""
-        for file, names in (("entities.tsv", graph.entities), ("relations.tsv", graph.relations)):
+        for file, names in (("entities.tsv", data.entities), ("relations.tsv", data.relations)):
             replace_text(self.path / file, id_map(names))
 
     def read_metrics(self, epochs: int) -> list[dict[str, Any]]:

@@ -25,12 +25,12 @@ class TrainingStep:
     def __init__(
         self,
         model: RelationModel,
-        context: ContextGraph,
-        triples: Tensor,
+        graph: ContextGraph,
         config: TrainingConfig,
         generator: torch.Generator,
     ) -> None:
-        self._model, self._context, self._backend, self._generator = model, context, config.backend, generator
+        self._model, self._graph, self._backend, self._generator = model, graph, config.backend, generator
+        triples = graph.triples
         self._pairs, self._relations = triples[:, ::2].contiguous(), triples[:, 1].contiguous()
         self._mask = torch.zeros(len(triples), dtype=torch.bool, device=triples.device)
         self._mask_targets = config.mask_targets
@@ -50,11 +50,9 @@ class TrainingStep:
         self._step_size.fill_(self._lr * (1 - self._lr_decay) ** epoch)
 
     def __call__(self, batch: Tensor) -> None:
-        """Step on the training triples numbered `batch`, int64 `[B]`."""
+        """Step on the training triples numbered `batch`, int64 `(B,)`."""
         mask = self._mask.zero_().index_fill_(0, batch, True) if self._mask_targets else None
-        refined = self._model.refine(
-            self._context, mask=mask, generator=self._generator, backend=self._backend
-        )
+        refined = self._model.refine(self._graph, mask=mask, generator=self._generator, backend=self._backend)
         scores = self._model.relation_scores(
             refined, self._pairs.index_select(0, batch), generator=self._generator
         )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightcake_fast import TrainedModel, cli, evaluate
+from lightcake_fast import cli, evaluate, load
 from lightcake_fast.inference.breakdown import by_degree, by_relation
 from tests.support.trained_runs import train_run
 from tests.support.training_runs import run as train
@@ -34,7 +34,7 @@ def test_figures_are_those_of_training(runs: tuple[str, str], capsys: pytest.Cap
 
 def test_ties_by_flag(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     (record,) = lines(capsys, [runs[0], "--ties", "pessimistic"])
-    expected = TrainedModel.load(runs[0]).evaluate("test", "pessimistic").to_dict()
+    expected = load(runs[0]).evaluate("test", "pessimistic").to_dict()
     assert record == {"run": runs[0], "split": "test", "ties": "pessimistic", **expected}
 
 
@@ -52,7 +52,7 @@ def test_groups_add_up_to_the_whole(
 
 
 def test_a_triple_is_in_the_group_of_its_relation_and_of_its_less_known_entity(runs: tuple[str, str]) -> None:
-    graph = TrainedModel.load(runs[0]).graph
+    graph = load(runs[0]).data
     relations = by_relation(graph, "test")
     for group in relations:
         assert {graph.relations[r] for r in graph.test[group.rows, 1]} == {group.name}
@@ -83,8 +83,8 @@ def test_tables_for_people(runs: tuple[str, str], capsys: pytest.CaptureFixture[
     both = capsys.readouterr().out
     row = next(line for line in both.splitlines() if line.startswith("│ 0 "))
     for run in runs:
-        trained = TrainedModel.load(run)
-        (unseen,) = by_degree(trained.graph, "test")[0].rows
+        trained = load(run)
+        (unseen,) = by_degree(trained.data, "test")[0].rows
         assert f" {1 / trained.ranks()[unseen].item():.4f} " in row
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from lightcake_fast import TrainedModel, cli, export
+from lightcake_fast import cli, export, load
 from tests.support.trained_runs import PAIR, train_run
 
 
@@ -44,8 +44,8 @@ def test_what_is_written_scores_as_the_model(
     assert cli.run(export.main, [str(run), "--to", str(target)]) == 0
     assert str(target) in capsys.readouterr().out
     tensors, names = read(target)
-    trained = TrainedModel.load(run)
-    assert names == {"entities": list(trained.graph.entities), "relations": list(trained.graph.relations)}
+    trained = load(run)
+    assert names == {"entities": list(trained.data.entities), "relations": list(trained.data.relations)}
     h, t = (names["entities"].index(entity) for entity in PAIR)
     assert tensors["seen"][h]
     assert tensors["seen"][t]

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightcake_fast import LightCAKE, TrainedModel, cli, evaluate
+from lightcake_fast import LightCAKE, TrainedModel, cli, evaluate, load
 from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
@@ -35,26 +35,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> TrainedModel:
-    return LightCAKE.load(train_run(folder, *LAYERS))
+    return load(train_run(folder, *LAYERS))
 
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> TrainedModel:
     """A model without vectors for unknown entities."""
-    return TrainedModel.load(str(train_run(folder, *LAYERS, "--unseen-rate", "0")))
+    return load(str(train_run(folder, *LAYERS, "--unseen-rate", "0")))
 
 
 def scores_by_hand(trained: TrainedModel, triples: np.ndarray, pair: tuple[int, int]) -> Tensor:
     """Scores [R] of a seen pair in float64, from the tables and the reference layer alone."""
     model = trained.model
     assert isinstance(model, LightCAKE)
-    graph = ContextGraph.from_triples(triples, trained.graph.num_entities, trained.graph.num_relations)
+    graph = ContextGraph.from_triples(triples, trained.data.num_entities, trained.data.num_relations)
     entities, relations = model.entities.detach().double(), model.relations.detach().double()
     for _ in range(model.layers):
         entities, relations = reference.context_layer(
             entities, relations, graph.context_triples, None, model.score, model.context
         )
-    raw = relations[: trained.graph.num_relations]
+    raw = relations[: trained.data.num_relations]
     scores = (entities[pair[0]] * raw * entities[pair[1]]).sum(1)
     return scores if model.relation_bias is None else scores + model.relation_bias.detach().double()
 
@@ -70,7 +70,7 @@ def scores_by_hand(trained: TrainedModel, triples: np.ndarray, pair: tuple[int, 
 )
 def test_evaluation_equals_that_of_training_to_the_last_bit(folder: Path, flags: tuple[str, ...]) -> None:
     path = train_run(folder, *flags)
-    trained = TrainedModel.load(path)
+    trained = load(path)
     results = json.loads((path / "results.json").read_text())
     for split in ("valid", "test"):
         assert trained.evaluate(split).to_dict() == results[split]
@@ -82,7 +82,7 @@ def test_another_rule_for_ties_gives_other_ranks(trained: TrainedModel) -> None:
 
 
 def test_predictions_are_the_softmax_of_the_scores(trained: TrainedModel) -> None:
-    graph = trained.graph
+    graph = trained.data
     ids = graph.entities.index(PAIR[0]), graph.entities.index(PAIR[1])
     expected = scores_by_hand(trained, graph.train, ids).softmax(0)
     (found,) = trained.predict([PAIR], top=graph.num_relations + 5)
@@ -96,7 +96,7 @@ def test_predictions_are_the_softmax_of_the_scores(trained: TrainedModel) -> Non
 
 
 def test_many_pairs_are_answered_as_one_by_one(trained: TrainedModel) -> None:
-    entities = trained.graph.entities
+    entities = trained.data.entities
     pairs = [*pairwise(entities[:20]), ("no such", PAIR[1]), (UNSEEN, UNSEEN)]
     for pair, prediction in zip(pairs, trained.predict(iter(pairs)), strict=True):
         (alone,) = trained.predict([pair])
@@ -108,15 +108,15 @@ def test_many_pairs_are_answered_as_one_by_one(trained: TrainedModel) -> None:
 
 @pytest.mark.parametrize("name", [UNSEEN, "no such name"])
 def test_the_learned_vectors_answer_for_unknown_entities(trained: TrainedModel, name: str) -> None:
-    model, tail = trained.model, trained.graph.entities.index(PAIR[1])
+    model, tail = trained.model, trained.data.entities.index(PAIR[1])
     assert model.unknown_head is not None
     assert model.relation_bias is not None
     table = trained.embeddings()
-    raw = table.relations[: trained.graph.num_relations]
+    raw = table.relations[: trained.data.num_relations]
     scores = (model.unknown_head.detach() * raw * table.entities[tail]).sum(1) + model.relation_bias.detach()
-    (found,) = trained.predict([(name, PAIR[1])], top=trained.graph.num_relations)
+    (found,) = trained.predict([(name, PAIR[1])], top=trained.data.num_relations)
     for candidate in found.relations:
-        expected = scores.softmax(0)[trained.graph.relations.index(candidate.relation)].item()
+        expected = scores.softmax(0)[trained.data.relations.index(candidate.relation)].item()
         assert math.isclose(candidate.probability, expected, rel_tol=1e-4)
     (note,) = found.notes
     assert note.startswith(f"head {name!r} ")
@@ -148,7 +148,7 @@ def explanation(trained: TrainedModel) -> Explanation:
 def test_weights_of_a_context_sum_to_one_in_each_layer(
     trained: TrainedModel, explanation: Explanation
 ) -> None:
-    train, graph = trained.graph.train, trained.graph
+    train, graph = trained.data.train, trained.data
     assert [context.of for context in explanation.contexts] == ["head", "tail", "relation"]
     for context in explanation.contexts:
         if context.of == "relation":
@@ -168,7 +168,7 @@ def test_weights_of_a_context_sum_to_one_in_each_layer(
 def test_weights_are_the_softmax_of_the_first_layers_scores(
     trained: TrainedModel, explanation: Explanation
 ) -> None:
-    model, graph = trained.model, trained.graph
+    model, graph = trained.model, trained.data
     entities, relations = model.entities.detach().double(), model.relations.detach().double()
     head = graph.entities.index(PAIR[0])
     scores = {}
@@ -185,7 +185,7 @@ def test_weights_are_the_softmax_of_the_first_layers_scores(
 def test_shares_are_those_of_a_graph_without_the_triple(
     trained: TrainedModel, explanation: Explanation
 ) -> None:
-    graph = trained.graph
+    graph = trained.data
     pair = graph.entities.index(PAIR[0]), graph.entities.index(PAIR[1])
     relation = graph.relations.index(explanation.relation)
     whole = scores_by_hand(trained, graph.train, pair)[relation].item()
@@ -219,7 +219,7 @@ def test_top_lists_the_heaviest(trained: TrainedModel, explanation: Explanation)
 @pytest.mark.parametrize(("context", "expected"), [("entity", ["head", "tail"]), ("relation", ["relation"])])
 def test_only_contexts_that_the_model_has_explain(folder: Path, context: str, expected: list[str]) -> None:
     path = train_run(folder, "--context", context)
-    found = TrainedModel.load(path).explain(*PAIR)
+    found = load(path).explain(*PAIR)
     assert [context.of for context in found.contexts] == expected
 
 
@@ -234,11 +234,11 @@ def test_a_model_without_context_cannot_explain(folder: Path) -> None:
     for flags in (("--layers", "0"), ("--model", "a2n")):
         path = train_run(folder, *flags)
         with pytest.raises(InputError, match="no context layers"):
-            TrainedModel.load(path).explain(*PAIR)
+            load(path).explain(*PAIR)
 
 
 def test_embeddings_score_pairs_as_the_model_does(trained: TrainedModel) -> None:
-    table, graph = trained.embeddings(), trained.graph
+    table, graph = trained.embeddings(), trained.data
     assert (table.entity_names, table.relation_names) == (graph.entities, graph.relations)
     assert table.entities.shape == (graph.num_entities, 6)
     assert table.relations.shape == (2 * graph.num_relations, 6)
@@ -253,29 +253,29 @@ def test_embeddings_score_pairs_as_the_model_does(trained: TrainedModel) -> None
 
 def test_another_device_and_what_is_no_run(folder: Path, tmp_path: Path) -> None:
     path = train_run(folder, "--seed", "7")
-    assert TrainedModel.load(path, device="cpu", backend="reference").config.backend == "reference"
+    assert load(path, device="cpu", backend="reference").config.backend == "reference"
     with pytest.raises(InputError, match="device: got 'tpu'"):
-        TrainedModel.load(path, device="tpu")
+        load(path, device="tpu")
     with pytest.raises(InputError, match="holds no run"):
-        TrainedModel.load(tmp_path)
+        load(tmp_path)
 
 
 def test_a_run_whose_first_epoch_is_not_done_has_no_weights(folder: Path) -> None:
     path = train_run(folder, "--seed", "8")
     (path / BEST).unlink()
     with pytest.raises(InputError, match="holds no weights yet"):
-        TrainedModel.load(path)
+        load(path)
 
 
 def test_a_data_folder_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = train_run(tmp_path / "runs")
-    before = TrainedModel.load(path).predict([PAIR])
+    before = load(path).predict([PAIR])
     moved = (tmp_path / "runs" / "data").rename(tmp_path / "moved")
     with pytest.raises(InputError, match=r"its data set was the folder .*/data, which .* with --dataset$"):
-        LightCAKE.load(path)
-    assert LightCAKE.load(path, dataset=moved).predict([PAIR]) == before
+        load(path)
+    assert load(path, dataset=moved).predict([PAIR]) == before
     with pytest.raises(InputError, match="made from another data set"):
-        LightCAKE.load(path, dataset="family:60")
+        load(path, dataset="family:60")
     capsys.readouterr()
     assert cli.run(evaluate.main, [str(path), "--dataset", str(moved), "--json"]) == 0
     results = json.loads((path / "results.json").read_text())
@@ -294,7 +294,7 @@ def rewritten(path: Path, weights: dict[str, Tensor]) -> Path:
 
 def test_weights_that_do_not_fit_or_are_no_numbers_are_refused(folder: Path) -> None:
     path = train_run(folder, "--seed", "9")
-    good = dict(TrainedModel.load(path).model.state_dict())
+    good = dict(load(path).model.state_dict())
     for wrong, message in (
         ({**good, "entities": good["entities"][:5]}, "does not fit the model: entities is .* wanted"),
         (
@@ -308,9 +308,9 @@ def test_weights_that_do_not_fit_or_are_no_numbers_are_refused(folder: Path) -> 
         ),
     ):
         with pytest.raises(InputError, match=f"(?s){message}"):
-            TrainedModel.load(rewritten(path, wrong))
+            load(rewritten(path, wrong))
     broken = {**good, "entities": torch.full_like(good["entities"], math.nan)}
-    trained = TrainedModel.load(rewritten(path, broken))
+    trained = load(rewritten(path, broken))
     with pytest.raises(InputError, match="NaN or infinite"):
         trained.predict([PAIR])
     with pytest.raises(InputError, match="NaN or infinite"):
@@ -318,7 +318,7 @@ def test_weights_that_do_not_fit_or_are_no_numbers_are_refused(folder: Path) -> 
 
 
 def test_given_triples_are_scored(trained: TrainedModel) -> None:
-    graph = trained.graph
+    graph = trained.data
     (expected,) = trained.predict([PAIR], top=graph.num_relations)
     triples = [(PAIR[0], candidate.relation, PAIR[1]) for candidate in expected.relations]
     found = trained.score(triples)
@@ -339,7 +339,7 @@ def test_given_triples_are_scored(trained: TrainedModel) -> None:
 
 
 def test_triples_of_the_training_split_are_marked(trained: TrainedModel) -> None:
-    graph = trained.graph
+    graph = trained.data
     names = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train.tolist()]
     assert all(score.in_training for score in trained.score(names))
     known = set(names)
@@ -378,7 +378,7 @@ def test_frames_without_pandas(trained: TrainedModel, monkeypatch: pytest.Monkey
 
 
 def test_any_relation_can_be_explained(trained: TrainedModel) -> None:
-    (prediction,) = trained.predict([PAIR], top=trained.graph.num_relations)
+    (prediction,) = trained.predict([PAIR], top=trained.data.num_relations)
     for rank, candidate in enumerate(prediction.relations, 1):
         explanation = trained.explain(*PAIR, top=1, relation=candidate.relation)
         assert (explanation.relation, explanation.rank) == (candidate.relation, rank)

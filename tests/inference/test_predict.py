@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lightcake_fast import TrainedModel, cli, predict
+from lightcake_fast import cli, load, predict
 from lightcake_fast.inference import figure
 from tests.support.trained_runs import PAIR, UNSEEN, train_run
 
@@ -45,7 +45,7 @@ def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_one_pair_as_a_table(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, run, *ONE, "--top", "3")
-    (expected,) = TrainedModel.load(run).predict([PAIR], top=3)
+    (expected,) = load(run).predict([PAIR], top=3)
     assert f"{PAIR[0]} → {PAIR[1]}" in text
     rows = [line.split("│")[1:3] for line in text.splitlines() if line.startswith("│")]
     assert [name.strip() for name, _ in rows] == [candidate.relation for candidate in expected.relations]
@@ -71,7 +71,7 @@ def test_unknown_names_are_refused_by_a_model_without_vectors(
 
 def test_explanation_for_people(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, run, *ONE, "--explain", "--top", "2")
-    explanation = TrainedModel.load(run).explain(*PAIR, top=2)
+    explanation = load(run).explain(*PAIR, top=2)
     assert f"{explanation.relation}: score {explanation.score:.4f}" in text
     for context in explanation.contexts:
         assert f"context of {context.of} {context.name}" in text
@@ -87,7 +87,7 @@ def test_explanation_for_people(run: str, capsys: pytest.CaptureFixture[str]) ->
 
 def test_json_holds_the_explanation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(output(capsys, run, *ONE, "--explain", "--json"))
-    explanation = TrainedModel.load(run).explain(*PAIR)
+    explanation = load(run).explain(*PAIR)
     assert record["relations"][0]["relation"] == record["explanation"]["relation"] == explanation.relation
     weights = [triple["weights"] for triple in record["explanation"]["contexts"][0]["triples"]]
     assert weights == [list(triple.weights) for triple in explanation.contexts[0].triples]
@@ -106,8 +106,8 @@ def test_many_pairs(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(predict, "ROWS_PER_BLOCK", 3)
-    trained = TrainedModel.load(run)
-    names = trained.graph.entities
+    trained = load(run)
+    names = trained.data.entities
     pairs = [*zip(names[:7], names[7:14], strict=True), ("no such name", UNSEEN)]
     file = tmp_path / "pairs.tsv"
     file.write_text("\ufeff" + "\r\n\r\n".join("\t".join(pair) for pair in pairs), encoding="utf-8")
@@ -159,8 +159,8 @@ def test_pairs_from_stdin(
 
 
 def test_many_triples(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trained = TrainedModel.load(run)
-    graph = trained.graph
+    trained = load(run)
+    graph = trained.data
     triples = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train[:5]]
     triples.append((UNSEEN, graph.relations[0], PAIR[1]))
     file = tmp_path / "triples.tsv"
@@ -185,7 +185,7 @@ def test_many_triples(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_why_not_another_relation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    trained = TrainedModel.load(run)
+    trained = load(run)
     other = trained.predict([PAIR], top=3)[0].relations[2].relation
     expected = trained.explain(*PAIR, relation=other)
     text = output(capsys, run, *ONE, "--explain", "--relation", other)
@@ -286,7 +286,7 @@ def test_a_figure_names_what_is_explained_and_widens_with_the_weight(
     matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
     drawn = []
     monkeypatch.setattr(matplotlib_figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    explanation = TrainedModel.load(run).explain(*PAIR, top=4)
+    explanation = load(run).explain(*PAIR, top=4)
     figure.draw(explanation, tmp_path / "why.png")
     top, bottom = drawn[0].axes
     for context in explanation.contexts:
@@ -305,7 +305,7 @@ def test_a_figure_names_what_is_explained_and_widens_with_the_weight(
 
 def test_a_pair_of_one_entity_is_drawn(run: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plots extra")
-    figure.draw(TrainedModel.load(run).explain(PAIR[0], PAIR[0]), tmp_path / "why.png")
+    figure.draw(load(run).explain(PAIR[0], PAIR[0]), tmp_path / "why.png")
     assert (tmp_path / "why.png").stat().st_size > 1000
 
 

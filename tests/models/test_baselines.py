@@ -14,7 +14,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import A2N, DECOMPOSITIONS, MODELS, RGCN, RelationModel, RGCNLayer
 from lightcake_fast.models.neighbours import neighbours
-from lightcake_fast.training.model import build_model
+from lightcake_fast.training.experiment import build_model
 from lightcake_fast.training.presets import resolve
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import GRAPHS, layer_inputs

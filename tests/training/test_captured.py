@@ -5,18 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightcake_fast import train
 from lightcake_fast.data import KnowledgeGraph, family
 from lightcake_fast.errors import InputError
-from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS
 from lightcake_fast.training.captured import CapturedStep, wants_capture
-from lightcake_fast.training.model import build_model
+from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
-from lightcake_fast.training.step import TrainingStep
 from tests.support.comparison import assert_bitwise_equal
 
 # operations whose result, or its size, the host must wait for: none of them can be captured
@@ -34,21 +32,19 @@ class RefusesToWait(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="module")
-def graph() -> KnowledgeGraph:
+def data() -> KnowledgeGraph:
     return family(people=60)
 
 
 class Training:
     """A step on a model with every option in use, and what it changes."""
 
-    def __init__(self, graph: KnowledgeGraph, device: str = "cpu", **flags: Any) -> None:
+    def __init__(self, data: KnowledgeGraph, device: str = "cpu", **flags: Any) -> None:
         options = {"input_dropout": 0.2, "row_dropout": 0.1, "unseen_rate": 0.2, "lr_decay": 0.5}
-        config = resolve({"dim": 8, "relation_bias": True, **options, **flags})
-        self.generator = Generator(device).manual_seed(0)
-        self.model = build_model(config, graph.num_entities, graph.num_relations, self.generator)
-        triples = torch.from_numpy(graph.train).to(device)
-        context = ContextGraph.from_triples(triples, graph.num_entities, graph.num_relations)
-        self.step = TrainingStep(self.model, context, triples, config, self.generator)
+        experiment = Experiment(
+            resolve({"dim": 8, "relation_bias": True, "device": device, **options, **flags}), data
+        )
+        self.generator, self.model, self.step = experiment.generator, experiment.model, experiment.step
 
     def state(self) -> list[Tensor]:
         averages = [t for entry in self.step.optimizer.state.values() for t in entry.values()]
@@ -74,8 +70,8 @@ class Training:
     ],
     ids=lambda flags: "-".join(str(value) for value in flags.values()),
 )
-def test_no_step_waits_for_the_device(graph: KnowledgeGraph, flags: dict[str, Any]) -> None:
-    training = Training(graph, **flags)
+def test_no_step_waits_for_the_device(data: KnowledgeGraph, flags: dict[str, Any]) -> None:
+    training = Training(data, **flags)
     training.step(torch.arange(BATCH))  # the first may make what later ones keep
     with RefusesToWait():  # type: ignore[no-untyped-call]
         training.step(torch.arange(BATCH))
@@ -96,12 +92,12 @@ def test_on_without_a_gpu_is_an_error(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_captured_step_on_a_card_is_the_launched_one(graph: KnowledgeGraph, number: int) -> None:
+def test_a_captured_step_on_a_card_is_the_launched_one(data: KnowledgeGraph, number: int) -> None:
     if torch.cuda.device_count() <= number:
         pytest.skip(f"captures a step on cuda:{number}, which is not here")
     device = f"cuda:{number}"
     flags: dict[str, Any] = {"backend": "triton", "layers": 2, "mask_targets": True}
-    launched, replayed = Training(graph, device, **flags), Training(graph, device, **flags)
+    launched, replayed = Training(data, device, **flags), Training(data, device, **flags)
     expected = launched.epochs(launched.step)
     actual = replayed.epochs(CapturedStep(replayed.step, BATCH, replayed.generator))
     for place, (a, b) in enumerate(zip(actual, expected, strict=True)):

@@ -8,7 +8,7 @@ import pytest
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, ModelSpec
 from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fields, resumed
-from lightcake_fast.training.model import build_model
+from lightcake_fast.training.experiment import build_model
 from lightcake_fast.training.presets import BEST, OWN_FOLDER, PAPER, resolve
 
 FIXED_ON_RESUME = [

@@ -17,8 +17,9 @@ from lightcake_fast import train
 from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
-from lightcake_fast.metrics import evaluate_relations
+from lightcake_fast.metrics import Evaluation
 from lightcake_fast.training import loop
+from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.step import TrainingStep
 from tests.support.training_runs import EPOCHS, assert_equal_runs, metrics, resume, run, tensors
@@ -119,12 +120,14 @@ def test_stopped_twice_in_one_epoch(unbroken: Path, tmp_path: Path) -> None:
 
 
 def test_stopped_during_validation(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: Any, **keywords: Any) -> Any:
+    evaluate = Experiment.evaluate
+
+    def interrupted(experiment: Experiment, split: str) -> Evaluation:
         os.kill(os.getpid(), signal.SIGTERM)
-        return evaluate_relations(*arguments, **keywords)
+        return evaluate(experiment, split)
 
     with monkeypatch.context() as patch:
-        patch.setattr("lightcake_fast.training.loop.evaluate_relations", interrupted)
+        patch.setattr(Experiment, "evaluate", interrupted)
         with pytest.raises(SystemExit):
             run(tmp_path / "run", *EPOCHS)
     assert len(metrics(tmp_path / "run")) == 1

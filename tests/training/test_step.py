@@ -13,6 +13,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE
 from lightcake_fast.training import runtime
+from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.runtime import device_name, epoch_order, mixed_seed, resolve_device
 from lightcake_fast.training.step import TrainingStep
@@ -20,37 +21,29 @@ from tests.support.comparison import assert_close
 
 
 @pytest.fixture(scope="module")
-def graph() -> KnowledgeGraph:
+def data() -> KnowledgeGraph:
     return family(people=60)
 
 
-def build(graph: KnowledgeGraph, **flags: Any) -> tuple[LightCAKE, ContextGraph, Tensor, TrainingStep]:
+def build(data: KnowledgeGraph, **flags: Any) -> tuple[LightCAKE, ContextGraph, TrainingStep]:
     """A step on a small model without randomness in it."""
-    config = resolve({"backend": "reference", "dim": 5, "layers": 1, "l2": 0.1, **flags})
-    generator = torch.Generator().manual_seed(0)
-    model = LightCAKE(
-        graph.num_entities,
-        graph.num_relations,
-        dim=config.dim,
-        layers=config.layers,
-        relation_bias=True,
-        generator=generator,
-    )
-    triples = torch.from_numpy(graph.train)
-    context = ContextGraph.from_triples(triples, graph.num_entities, graph.num_relations)
-    return model, context, triples, TrainingStep(model, context, triples, config, generator)
+    plain = {"input_dropout": 0.0, "row_dropout": 0.0, "unseen_rate": 0.0, "relation_bias": True}
+    small = {"backend": "reference", "device": "cpu", "dim": 5, "layers": 1, "l2": 0.1}
+    experiment = Experiment(resolve({**plain, **small, **flags}), data)
+    assert isinstance(experiment.model, LightCAKE)
+    return experiment.model, experiment.graph, experiment.step
 
 
 @pytest.mark.parametrize("mask_targets", [True, False])
-def test_a_step_descends_the_loss_of_its_batch(graph: KnowledgeGraph, mask_targets: bool) -> None:
-    model, context, triples, step = build(graph, mask_targets=mask_targets, l2=0.0)
+def test_a_step_descends_the_loss_of_its_batch(data: KnowledgeGraph, mask_targets: bool) -> None:
+    model, graph, step = build(data, mask_targets=mask_targets, l2=0.0)
     batch = torch.tensor([3, 0, 17, 41])
-    mask = torch.zeros(len(triples), dtype=torch.bool)
+    mask = torch.zeros(graph.num_triples, dtype=torch.bool)
     mask[batch] = mask_targets
-    entities, relations = model.refine(context, mask=mask, backend="reference")
-    h, r, t = triples[batch].T
+    entities, relations = model.refine(graph, mask=mask, backend="reference")
+    h, r, t = graph.triples[batch].T
     assert model.relation_bias is not None
-    scores = (entities[h] * entities[t]) @ relations[: graph.num_relations].T + model.relation_bias
+    scores = (entities[h] * entities[t]) @ relations[: data.num_relations].T + model.relation_bias
     loss = functional.cross_entropy(scores, r)
     torch.autograd.backward(loss)
     expected = {name: weight.grad for name, weight in model.named_parameters()}
@@ -63,8 +56,8 @@ def test_a_step_descends_the_loss_of_its_batch(graph: KnowledgeGraph, mask_targe
     assert_close(step.loss_sum, 4 * loss.detach().double(), dtype=torch.float32)
 
 
-def test_the_mask_follows_the_batch(graph: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _, _, step = build(graph, mask_targets=True)
+def test_the_mask_follows_the_batch(data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _, step = build(data, mask_targets=True)
     masked = []
     refine = model.refine
 
@@ -78,16 +71,16 @@ def test_the_mask_follows_the_batch(graph: KnowledgeGraph, monkeypatch: pytest.M
     assert masked == [[2, 7], [5]]
 
 
-def test_l2_is_half_c_times_the_sum_of_squares_of_the_tables_only(graph: KnowledgeGraph) -> None:
+def test_l2_is_half_c_times_the_sum_of_squares_of_the_tables_only(data: KnowledgeGraph) -> None:
     batch = torch.arange(50)
-    model, context, triples, step = build(graph, mask_targets=False, l2=0.1)
-    twin, *_ = build(graph, mask_targets=False)
+    model, graph, step = build(data, mask_targets=False, l2=0.1)
+    twin, *_ = build(data, mask_targets=False)
     twin_optimizer = torch.optim.Adam(twin.parameters(), lr=resolve({}).lr, fused=True)
     for _ in range(3):
         step(batch)
-        refined = twin.refine(context, backend="reference")
+        refined = twin.refine(graph, backend="reference")
         loss = functional.cross_entropy(
-            twin.relation_scores(refined, triples[batch][:, ::2]), triples[batch][:, 1]
+            twin.relation_scores(refined, graph.triples[batch][:, ::2]), graph.triples[batch][:, 1]
         )
         twin_optimizer.zero_grad()
         penalty = 0.1 / 2 * (twin.entities.square().sum() + twin.relations.square().sum())
@@ -98,8 +91,8 @@ def test_l2_is_half_c_times_the_sum_of_squares_of_the_tables_only(graph: Knowled
 
 
 @pytest.mark.parametrize(("epoch", "expected"), [(0, 0.01), (1, 0.005), (3, 0.00125)])
-def test_the_step_size_decays_with_the_epochs(graph: KnowledgeGraph, epoch: int, expected: float) -> None:
-    model, *_, step = build(graph, lr=0.01, lr_decay=0.5, l2=0.0)
+def test_the_step_size_decays_with_the_epochs(data: KnowledgeGraph, epoch: int, expected: float) -> None:
+    model, *_, step = build(data, lr=0.01, lr_decay=0.5, l2=0.0)
     before = model.relations.detach().clone()
     step.start_epoch(epoch)
     step(torch.arange(50))
@@ -107,8 +100,8 @@ def test_the_step_size_decays_with_the_epochs(graph: KnowledgeGraph, epoch: int,
     assert largest == pytest.approx(expected, rel=1e-3)  # Adam's first step is its step size
 
 
-def test_a_step_reads_nothing_back(graph: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
-    *_, step = build(graph, mask_targets=True)
+def test_a_step_reads_nothing_back(data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    *_, step = build(data, mask_targets=True)
 
     def refuse(*arguments: object) -> None:
         raise AssertionError("the step waited for the device")

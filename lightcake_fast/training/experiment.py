@@ -1,0 +1,164 @@
+"""A model on a data set: its graph, its training step and its evaluation, with nothing on disk."""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.metrics import Evaluation, KnownRelations, summarise_ranks, triple_ranks
+from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel
+from lightcake_fast.training.captured import CapturedStep, wants_capture
+from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.presets import resolve
+from lightcake_fast.training.runtime import epoch_order, resolve_device
+from lightcake_fast.training.step import TrainingStep
+
+
+def build_model(
+    config: TrainingConfig, num_entities: int, num_relations: int, generator: Generator | None = None
+) -> RelationModel:
+    """A new model with initial weights.
+
+    Args:
+        config: The run's configuration.
+        num_entities: N.
+        num_relations: R, raw relations.
+        generator: Source of the initial weights, on the device they shall lie on; None takes PyTorch's own.
+
+    Raises:
+        InputError: The width does not fit the model.
+    """
+    spec = MODELS[config.model]
+    settings = {name: getattr(config, name) for name in (*SHARED_ARGUMENTS, *spec.arguments)}
+    return spec.make(num_entities, num_relations, generator=generator, **settings)
+
+
+def check(config: TrainingConfig, data: KnowledgeGraph) -> None:
+    """Find what only the machine and the data set can tell, before anything is made.
+
+    Raises:
+        InputError: The device is not there, cannot capture a step, or the model does not take the width.
+    """
+    wants_capture(config.cuda_graph, resolve_device(config.device))
+    with torch.device("meta"):
+        build_model(config, data.num_entities, data.num_relations)
+
+
+class Experiment:
+    """A model with all that trains and ranks it, each part made when it is first needed.
+
+    The training loop adds a run folder, signals and a display; inference adds names; benchmarks time it.
+
+    Args:
+        config: The run's configuration.
+        data: The data set.
+        model: On the device that `config` names; None makes a new one.
+
+    Attributes:
+        config: As given.
+        data: As given; its training triples are the context.
+        device: Where everything lies.
+        generator: Source of the initial weights and of all randomness in training.
+        model: The model.
+    """
+
+    def __init__(
+        self, config: TrainingConfig, data: KnowledgeGraph, model: RelationModel | None = None
+    ) -> None:
+        self.config, self.data = config, data
+        self.device = resolve_device(config.device)
+        self.generator = Generator(self.device).manual_seed(config.seed)
+        if model is None:
+            model = build_model(config, data.num_entities, data.num_relations, self.generator)
+        self.model = model
+
+    @classmethod
+    def of(cls, **flags: Any) -> "Experiment":
+        """The one that flags of `lightcake_fast.train` describe, by their names."""
+        config = resolve(flags)
+        return cls(config, load_dataset(config.dataset, config.data_dir))
+
+    @property
+    def parameters(self) -> int:
+        """The numbers that the model learns."""
+        return sum(weight.numel() for weight in self.model.parameters())
+
+    @cached_property
+    def graph(self) -> ContextGraph:
+        """The training triples as context."""
+        triples = torch.from_numpy(self.data.train).to(self.device)
+        return ContextGraph.from_triples(triples, self.data.num_entities, self.data.num_relations)
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """Bool `(N + 1,)`: entities with a training triple; the last for names not in the data."""
+        seen = torch.from_numpy(self.data.seen_entities).to(self.device)
+        return torch.cat([seen, seen.new_zeros(1)])
+
+    @cached_property
+    def step(self) -> TrainingStep:
+        """The training step as it is written, which `advance` takes."""
+        return TrainingStep(self.model, self.graph, self.config, self.generator)
+
+    def epoch(self, number: int) -> tuple[Tensor, ...]:
+        """Begin epoch 0, 1, ...: set its step size.
+
+        Returns:
+            Its batches for `advance`, numbers of training triples, int64 `(B,)`.
+        """
+        self.step.start_epoch(number)
+        order = epoch_order(self.config.seed, number, len(self.data.train)).to(self.device)
+        return torch.split(order, self.config.batch_size)
+
+    def advance(self, batch: Tensor) -> None:
+        """Step on a batch, captured as a CUDA graph where the configuration wants that."""
+        self.model.train()
+        self._advance(batch)
+
+    @torch.no_grad()
+    def refined(self, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """What `RelationModel.refine` gives in evaluation, with the triples of `mask` left out."""
+        return self.model.eval().refine(self.graph, mask=mask, backend=self.config.backend)
+
+    @torch.no_grad()
+    def scores(self, refined: tuple[Tensor, Tensor], pairs: Tensor) -> Tensor:
+        """Scores `(B, R)` of pairs, int64 `(B, 2)`, in evaluation, from the tables that `refined` gave."""
+        return self.model.eval().relation_scores(refined, pairs.to(self.device), seen=self.seen)
+
+    def ranks(
+        self, split: str, ties: str | None = None, refined: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """The filtered rank of each triple's relation, with the whole training graph as context.
+
+        Args:
+            split: "train", "valid" or "test".
+            ties: As in `relation_ranks`; None takes the configuration's.
+            refined: Tables that are at hand; None refines them.
+
+        Returns:
+            float64 `(T,)` in CPU memory, ranks from 1.
+
+        Raises:
+            NonFiniteScoresError: A score is NaN or infinite.
+        """
+        tables = self.refined() if refined is None else refined
+        triples, ties = self.data.split(split), ties or self.config.ties
+        return triple_ranks(lambda pairs: self.scores(tables, pairs), triples, self._known, ties=ties)
+
+    def evaluate(self, split: str) -> Evaluation:
+        """The metrics of a split (see `ranks`)."""
+        return summarise_ranks(self.ranks(split), self.data.split(split), self.data.seen_entities)
+
+    @cached_property
+    def _known(self) -> KnownRelations:
+        return KnownRelations.of(self.data)
+
+    @cached_property
+    def _advance(self) -> Callable[[Tensor], None]:
+        if not wants_capture(self.config.cuda_graph, self.device):
+            return self.step
+        return CapturedStep(self.step, min(self.config.batch_size, self.graph.num_triples), self.generator)
