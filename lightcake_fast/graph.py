@@ -99,8 +99,6 @@ class ContextGraph:
         self._make_plan("gpu")
         return self._plans["gpu"]  # type: ignore[return-value]
 
-    # torch.compile cannot trace this, so it is told to run it and go on with the plan that it then finds
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _make_plan(self, kind: str) -> bool:
         if kind not in self._plans:
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -109,6 +107,10 @@ class ContextGraph:
             plan = build(self._ids, self.num_entities, self.num_relations)
             self._plans[kind] = type(plan)(*(field.to(self.device) for field in plan))
         return True
+
+    # torch.compile cannot trace this: it runs it and goes on with the plan that it then finds. What
+    # torch.compiler.assume_constant_result does, which imports the whole compiler for it
+    _make_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
     @cached_property
     def context_triples(self) -> tuple[Tensor, Tensor, Tensor]:
