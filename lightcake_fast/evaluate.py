@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
 from torch import Tensor
 
 from lightcake_fast import cli
@@ -16,7 +15,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
 from lightcake_fast.inference.breakdown import GROUPINGS, Group
 from lightcake_fast.metrics import TIES, RankMetrics, summarise_ranks
-from lightcake_fast.terminal import Console
+from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.progress import METRICS, format_figure, metrics_table
 from lightcake_fast.training.runtime import prepare_process
 
@@ -66,9 +65,11 @@ def main(argv: Sequence[str]) -> None:
         if options.json:
             print(json.dumps(_record(run, options, ties, evaluation, groups, ranks[run])))
         else:
-            console.print(metrics_table(f"{run}: {data.name} {options.split}, {ties} ties", evaluation))
+            title = f"{run}: {data.name} {options.split}, {ties} ties"
+            console.print_table(title, metrics_table(evaluation))
     if groups and not options.json:
-        console.print(_breakdown_table(options, groups, ranks))
+        title = f"{options.split} by {options.by}" + (", MRR" if len(ranks) > 1 else "")
+        console.print_table(title, _breakdown_table(options, groups, ranks))
 
 
 def _record(
@@ -91,11 +92,11 @@ def _record(
 
 def _breakdown_table(options: argparse.Namespace, groups: list[Group], ranks: dict[str, Tensor]) -> Table:
     """All metrics of one run, or the MRR of several side by side."""
-    table = Table(title=f"{options.split} by {options.by}" + (", MRR" if len(ranks) > 1 else ""))
-    table.add_column(options.by)
-    titles = ranks if len(ranks) > 1 else METRICS
-    for title in ("triples", *titles):
-        table.add_column(title, justify="right")
+    table = Table()
+    table.add_names(options.by)
+    table.add_figures("triples", 7)
+    for title in ranks if len(ranks) > 1 else METRICS:
+        table.add_figures(title)
     for group in groups:
         means = [dataclasses.asdict(RankMetrics.from_ranks(each[group.rows])) for each in ranks.values()]
         if len(ranks) > 1:

@@ -107,8 +107,7 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
 
 def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Explanation | None) -> None:
     console = Console()
-    console.print(f"{prediction.head} → {prediction.tail}", soft_wrap=True)
-    console.print(prediction_table(prediction))
+    console.print_table(f"{prediction.head} → {prediction.tail}", prediction_table(prediction))
     for note in prediction.notes:
         console.print(f"note: {note}", soft_wrap=True)
     for name in dict.fromkeys((prediction.head, prediction.tail)):
@@ -122,8 +121,8 @@ def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Ex
             soft_wrap=True,
         )
         console.print("share: of the score, gone without the triple; p without: the probability then")
-        for table in explanation_tables(explanation):
-            console.print(table)
+        for title, table in explanation_tables(explanation, console.width):
+            console.print_table(title, table)
 
 
 def _many(trained: TrainedModel, options: argparse.Namespace) -> None:

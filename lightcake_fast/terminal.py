@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import rich.console
+import rich.table
 
 WHOLE = 1_000_000  # columns where nobody looks: a file or a pipe gets every table whole
 _PLAIN = {"→": "->", "—": "-", "…": "..."}  # for encodings that lack them
@@ -30,10 +31,27 @@ class Console(rich.console.Console):
         elif os.environ.get("COLUMNS") == "0":  # which rich believes, and prints nothing
             self.width = shutil.get_terminal_size().columns
 
+    def print_table(self, title: str, table: "Table") -> None:
+        """Print a table below its title, in full: where it is too wide the terminal breaks its lines."""
+        self.print(title, soft_wrap=True)
+        self.print(table, crop=False)
+
     def on_broken_pipe(self) -> NoReturn:
         """Let `cli.run` know; rich would leave with exit code 1."""
         self.quiet = True
         raise  # the BrokenPipeError that rich is handling
+
+
+class Table(rich.table.Table):
+    """A table that loses nothing when it gets narrow: names fold, and a figure stays on one line."""
+
+    def add_names(self, title: str, at_least: int = 16) -> None:
+        """Add a column of names."""
+        self.add_column(title, overflow="fold", min_width=at_least)
+
+    def add_figures(self, title: str, at_least: int = 6) -> None:
+        """Add a column of figures of up to `at_least` characters; only the title folds."""
+        self.add_column(title, justify="right", overflow="fold", min_width=at_least)
 
 
 def prepare_streams() -> None:

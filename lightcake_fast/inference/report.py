@@ -2,51 +2,59 @@
 
 from collections.abc import Iterator
 
-from rich.table import Table
+from rich.cells import cell_len
 
 from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Prediction
+from lightcake_fast.terminal import Table
+
+READABLE = 36  # columns that the names of a triple want
 
 
 def prediction_table(prediction: Prediction) -> Table:
     """The likeliest relations of a pair."""
     table = Table()
-    table.add_column("relation", overflow="fold")
-    table.add_column("probability", justify="right", no_wrap=True)
-    table.add_column("in training", no_wrap=True)
+    table.add_names("relation")
+    table.add_figures("probability", 11)
+    table.add_figures("in training", 11)
     for candidate in prediction.relations:
         known = "yes" if candidate.in_training else ""
         table.add_row(candidate.relation, f"{candidate.probability:.4f}", known)
     return table
 
 
-def explanation_tables(explanation: Explanation) -> Iterator[Table]:
-    """A table for each context that is not empty.
+def explanation_tables(explanation: Explanation, width: int) -> Iterator[tuple[str, Table]]:
+    """A title and a table for each context that is not empty, for so many columns of a terminal.
 
     `share` is the part of the score that goes when the triple is left out, `p without` the probability then.
     """
     for context in explanation.contexts:
         if context.triples:
-            yield _context_table(context)
+            held = sum(triple.weights[-1] for triple in context.triples)
+            count = f"{len(context.triples)} of {context.size:,} triples"
+            title = (
+                f"context of {context.of} {context.name}: {count}, with {held:.0%} of the last layer's weight"
+            )
+            yield title, _context_table(context, width)
 
 
-def _context_table(context: Context) -> Table:
+def _context_table(context: Context, width: int) -> Table:
     symbol = "beta" if context.of == "relation" else "alpha"
-    layers = len(context.triples[0].weights)
-    held = sum(triple.weights[-1] for triple in context.triples)
-    count = f"{len(context.triples)} of {context.size:,} triples"
-    table = Table(
-        title=f"context of {context.of} {context.name}",
-        caption=f"{count}, with {held:.0%} of the last layer's weight",
-    )
-    table.add_column("triple", overflow="fold")
-    for layer in range(layers):
-        table.add_column(symbol if layers == 1 else f"{symbol} {layer + 1}", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("p without", justify="right", no_wrap=True)
-    for triple in context.triples:
+    layers = list(range(len(context.triples[0].weights)))
+    others = 25  # the frame, share and p without
+    if len(layers) > 2 and len(layers) * (len(symbol) + 5) + others + READABLE > width:
+        layers = [layers[0], layers[-1]]
+    texts = [_seen_from(context, triple) for triple in context.triples]
+    room = width - len(layers) * (len(symbol) + 5) - others
+    table = Table(show_lines=any(cell_len(text) > room for text in texts))
+    table.add_names("triple", 24)
+    for layer in layers:
+        table.add_figures(f"{symbol} {layer + 1}" if layers[-1] else symbol, len(symbol) + 2)
+    table.add_figures("share", 7)
+    table.add_figures("p without", 9)
+    for text, triple in zip(texts, context.triples, strict=True):
         table.add_row(
-            _seen_from(context, triple),
-            *(f"{weight:.4f}" for weight in triple.weights),
+            text,
+            *(f"{triple.weights[layer]:.4f}" for layer in layers),
             f"{triple.share:+.1%}",
             f"{triple.probability_without:.4f}",
         )
@@ -54,7 +62,7 @@ def _context_table(context: Context) -> Table:
 
 
 def _seen_from(context: Context, triple: ContextTriple) -> str:
-    """A context triple without what the table's title says already."""
+    """A context triple without what the title above its table says already."""
     if context.of == "relation":
         return f"{triple.head} → {triple.tail}"
     if triple.head == context.name:

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from lightcake_fast.data import KnowledgeGraph
-from lightcake_fast.terminal import Console
+from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.run_folder import Position
 
@@ -34,6 +33,8 @@ class Reporter:
         self._task = TaskID(0)
         self._shown = 0.0
         self._epochs = self._steps = 0
+        self._first: float | None = None  # when the first step had ended: what compiles was compiled by then
+        self._since = 0  # steps after it
 
     @contextmanager
     def training(
@@ -58,20 +59,21 @@ class Reporter:
             return
         columns = (
             TextColumn("{task.description}", markup=False),
-            BarColumn(),
+            BarColumn(bar_width=None),  # what the others leave
             TextColumn("{task.fields[figures]}", markup=False),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self._console, transient=True) as self._progress:
+        with Progress(*columns, console=self._console, transient=True, expand=True) as self._progress:
             self._task = self._progress.add_task("", total=config.epochs * steps, figures="")
             self._advance(position, "")
             yield
         self._progress = None
 
     def due(self) -> bool:
-        """Whether the live display wants new figures: at most every half second, never without one."""
+        """Asked after each step: whether the display wants new figures, at most every half second."""
+        if self._first is None:
+            self._first = time.monotonic()
+        else:
+            self._since += 1
         return self._progress is not None and time.monotonic() - self._shown >= REFRESH_SECONDS
 
     def step(self, position: Position, triples: int) -> None:
@@ -85,13 +87,11 @@ class Reporter:
         """Show an epoch that ended."""
         mrr = record["valid"]["all"]["mrr"]
         best = " (best)" if position.best_epoch == position.epoch else ""
-        left = position.total_seconds / position.epoch * (self._epochs - position.epoch)
         self._say(
             f"epoch {position.epoch:>{len(str(self._epochs))}}/{self._epochs}  loss {record['loss']:.4f}  "
-            f"{record['triples_per_second']:,.0f} triples/s  {record['seconds']:.1f} s  "
-            f"at most {left:.0f} s left  valid MRR {mrr:.4f}{best}"
+            f"MRR {mrr:.4f}{best}  {record['triples_per_second']:,.0f} triples/s{self._left(position)}"
         )
-        self._advance(position, f"valid MRR {mrr:.4f}  best {position.best_mrr:.4f}")
+        self._advance(position, f"MRR {mrr:.4f}  best MRR {position.best_mrr:.4f}")
 
     def stopped(self, number: signal.Signals, position: Position, folder: Path) -> None:
         """Tell that a signal ended the run, and how it goes on."""
@@ -117,16 +117,30 @@ class Reporter:
                 self._console.print(f"test {name} ({metrics['count']:,}): {figures}", soft_wrap=True)
             return
         title = f"{results['dataset']}, {results['model']}: test metrics of epoch {results['best_epoch']}"
-        self._console.print(metrics_table(title, results["test"]))
+        self._console.print_table(title, metrics_table(results["test"]))
         self._say(
             f"filtered relation prediction, {results['ties']} ties; {results['parameters']:,} parameters, "
             f"{results['epochs']} epochs, {results['seconds']:.0f} s"
         )
+        if results["best_epoch"] == results["epochs"]:
+            more = 2 * results["epochs"]
+            self._say(f"the last epoch is the best: more may be better, --resume {folder} --epochs {more}")
         self._say(f"run folder: {folder}")
 
     def _say(self, line: str) -> None:
         if not self._quiet:
             self._console.print(line, soft_wrap=True)
+
+    def _left(self, position: Position) -> str:
+        """How long it takes at most, at the pace since the first step of this process."""
+        if self._first is None or not self._since:
+            return ""
+        pace = (time.monotonic() - self._first) / self._since
+        seconds = pace * (self._epochs * self._steps - position.epoch * self._steps - position.step)
+        for unit, length in (("h", 3600), ("min", 60)):
+            if seconds >= 1.5 * length:
+                return f"  {seconds / length:.0f} {unit} left"
+        return f"  {seconds:.0f} s left"
 
     def _advance(self, position: Position, figures: str) -> None:
         if self._progress is None:
@@ -137,18 +151,18 @@ class Reporter:
             self._task,
             completed=position.epoch * self._steps + position.step,
             description=f"epoch {epoch}/{self._epochs}",
-            figures=figures,
+            figures=figures + self._left(position),
             refresh=True,
         )
 
 
-def metrics_table(title: str, evaluation: Mapping[str, Any]) -> Table:
+def metrics_table(evaluation: Mapping[str, Any]) -> Table:
     """What `Evaluation.to_dict` gives, a column for all pairs and one for those of seen entities."""
     columns = _columns(evaluation)
-    table = Table(title=title, min_width=len(title))
-    table.add_column("")
+    table = Table()
+    table.add_names("", 7)
     for name, metrics in columns.items():
-        table.add_column(f"{name} ({metrics['count']:,})", justify="right")
+        table.add_figures(f"{name} ({metrics['count']:,})", 10)
     for label, key in METRICS.items():
         table.add_row(label, *(format_figure(metrics[key]) for metrics in columns.values()))
     return table

@@ -1,7 +1,9 @@
 """The command in processes of its own: signals, SIGKILL, exit codes, and what it prints."""
 
 import io
+import json
 import random
+import re
 import runpy
 import signal
 import subprocess
@@ -13,8 +15,11 @@ import pytest
 import torch
 
 from lightcake_fast import cli, train
+from lightcake_fast.data import load_dataset
 from lightcake_fast.terminal import Console
+from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
+from lightcake_fast.training.run_folder import Position
 from tests.support.trained_runs import write_dataset
 from tests.support.training_runs import TINY, assert_equal_runs, start
 
@@ -188,13 +193,42 @@ def test_metrics_only_when_quiet_and_a_line_an_epoch_otherwise(
 def test_a_terminal_gets_a_live_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightcake_fast.training.progress.REFRESH_SECONDS", 0.0)
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=140)
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
     monkeypatch.setattr(train, "Reporter", lambda quiet: Reporter(quiet, console))
     flags = [flag for flag in TINY if flag != "--quiet"]
     train.main([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])
     shown = screen.getvalue()
     for part in ("\x1b[", "epoch 1/2", "loss ", "best MRR ", "triples/s", "left", "Hits@10"):
         assert part in shown
+    lines = re.split("[\r\n]", re.sub(r"\x1b\[[^A-Za-z]*[A-Za-z]", "", shown))
+    live = [line for line in lines if "━" in line and "triples/s" in line]
+    assert any(re.search(r"triples/s  \d+ s left *$", line) for line in live), "the whole line fits"
+    assert max(map(len, live)) <= 80
+    assert "…" not in shown
+
+
+def test_the_time_left_does_not_count_what_came_before_the_first_step_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([1000.0, 1002.0])  # after a thousand seconds of compiling: the first step's end, the epoch's
+    monkeypatch.setattr("lightcake_fast.training.progress.time.monotonic", lambda: next(clock))
+    config, graph = resolve({"epochs": 4}), load_dataset("family:60")
+    reporter = Reporter()
+    with reporter.training(config, graph, 5, Position(), Path("run")):
+        for _ in range(5):
+            reporter.due()
+        record = {"loss": 1.0, "valid": {"all": {"mrr": 0.5}}, "triples_per_second": 10.0}
+        reporter.epoch(record, Position(epoch=1, best_epoch=1, total_seconds=1002.0))
+    assert "MRR 0.5000 (best)  10 triples/s  8 s left\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("best", "said"), [(3, True), (2, False)])
+def test_a_last_epoch_that_is_the_best_says_how_to_go_on(
+    best: int, said: bool, unbroken: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = {**json.loads((unbroken / "results.json").read_text()), "epochs": 3, "best_epoch": best}
+    Reporter().results(results, Path("runs/mine"))
+    assert ("--resume runs/mine --epochs 6" in capsys.readouterr().out) is said
 
 
 def test_only_the_command_flushes_denormals(
