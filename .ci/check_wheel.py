@@ -74,8 +74,9 @@ def main() -> None:
         (site / "third_party.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
         run(python, "-I", "-c", IMPORT_ALL)
-        train = ["-I", "-m", "lightcake_fast.train", "--dataset", "family", "--epochs", "1", "--out"]
-        run(python, *train, work / "run")
+        flags = ["--dataset", "family", "--epochs", "1", "--out"]
+        run(python, "-I", "-m", "lightcake_fast.train", *flags, work / "run")
+        run(python.with_name("lightcake-fast"), "evaluate", work / "run")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""`python -m lightcake_fast`: the commands."""
+"""`lightcake-fast COMMAND`, or `python -m lightcake_fast COMMAND`: the commands, and a list of them."""
 
+import runpy
 import sys
 from collections.abc import Sequence
 
@@ -17,16 +18,28 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str]) -> None:
-    """List the commands."""
-    parser = cli.ArgumentParser("python -m lightcake_fast", "List the commands.", _list())
+    """Run a command as `python -m` runs its module, or list the commands."""
+    if argv and argv[0] in COMMANDS:
+        sys.argv[1:] = argv[1:]
+        runpy.run_module(f"lightcake_fast.{argv[0]}", run_name="__main__")
+        return
+    parser = cli.ArgumentParser("python -m lightcake_fast", "Run a command, or list them.", _list())
+    parser.usage = "%(prog)s [COMMAND [flags]]"
+    parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
+    parser.add_argument("--version", action="version", version=f"lightcake_fast {__version__}")
     parser.parse_args(argv)
     print(f"lightcake_fast {__version__}\n\n{_list()}")
 
 
 def _list() -> str:
     lines = (f"  python -m lightcake_fast.{name:<9} {text}" for name, text in COMMANDS.items())
-    return "\n".join(["commands, each with --help:", *lines])
+    return cli.as_typed("\n".join(["commands, each with --help:", *lines]))
+
+
+def script() -> int:
+    """What the installed `lightcake-fast` calls."""
+    return cli.run(main)
 
 
 if __name__ == "__main__":
-    sys.exit(cli.run(main))
+    sys.exit(script())

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 from lightcake_fast.errors import InputError, memory_wanted
@@ -14,12 +15,14 @@ from lightcake_fast.terminal import prepare_streams, silence_stdout
 # what a machine lacks, and no other argument mends
 _SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
 
+SCRIPT = "lightcake-fast"  # what pyproject.toml installs
+
 
 class ArgumentParser(argparse.ArgumentParser):
     """An `argparse` parser for `run`: has `--debug`, takes no abbreviations, raises instead of exiting.
 
     Args:
-        prog: The command as it is typed.
+        prog: The command as `python -m ...`, which stands for what was typed (see `as_typed`).
         description: What it does, in a sentence.
         epilog: Examples and notes for `--help`, printed as they stand.
 
@@ -29,9 +32,9 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
         super().__init__(
-            prog=prog,
+            prog=as_typed(prog),
             description=description,
-            epilog=epilog,
+            epilog=as_typed(epilog),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
@@ -40,6 +43,13 @@ class ArgumentParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `InputError` with argparse's message."""
         raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def as_typed(text: str) -> str:
+    """Text with the commands in it as this process was called: `lightcake-fast train` by the script."""
+    if Path(sys.argv[0]).stem != SCRIPT:
+        return text
+    return text.replace("python -m lightcake_fast.", f"{SCRIPT} ").replace("python -m lightcake_fast", SCRIPT)
 
 
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:

@@ -132,6 +132,36 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for name in COMMANDS:
         assert f"python -m lightcake_fast.{name} " in listed
     assert cli.run(list_commands, ["surplus"]) == 2
+    assert "COMMAND: invalid choice: 'surplus'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 0, "  lightcake-fast train     train a model"),
+        (["--help"], 0, "usage: lightcake-fast [COMMAND [flags]]"),
+        (["data", "family:60"], 0, "family ("),
+        (["train", "--help"], 0, "usage: lightcake-fast train [--dataset NAME]"),
+        (["predict", "--help"], 0, "\n  lightcake-fast predict runs/family --head"),
+        (
+            ["train", "--dmi", "3"],
+            2,
+            "arguments: --dmi 3 (see lightcake-fast train --help)",
+        ),
+        (["trian"], 2, "(see lightcake-fast --help)"),
+    ],
+)
+def test_commands_go_by_the_name_of_the_script(
+    words: list[str], code: int, said: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "lightcake-fast"
+    script.write_text("import sys\nfrom lightcake_fast.__main__ import script\nsys.exit(script())\n")
+    done = subprocess.run(
+        [sys.executable, script, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert said in done.stdout + done.stderr
+    assert "python -m" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", COMMANDS)
