@@ -32,6 +32,7 @@ def context_layer(
     score: str = "distmult",
     context: str = "both",
     mask: Tensor | None = None,
+    residual: bool = True,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One LightCAKE layer: each row plus the softmax-weighted sum over its context triples.
@@ -49,6 +50,7 @@ def context_layer(
             unchanged.
         mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
             inverse out. None leaves nothing out.
+        residual: False returns the sums alone, without the rows that they are added to.
         backend: "auto" takes "numba" on the CPU and "triton" on a GPU; "reference" is plain PyTorch.
             "triton" on the CPU needs its interpreter (TRITON_INTERPRET=1) and is for tests.
 
@@ -68,6 +70,8 @@ def context_layer(
         )
     else:
         x, y, *_ = _fused(entities, relations, graph, score, context, mask, backend)
+    if not residual:
+        x, y = x - entities, y - relations
     return x.to(entities.dtype), y.to(relations.dtype)
 
 

@@ -11,7 +11,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Prediction
 from lightcake_fast.models import LightCAKE, RelationModel
-from lightcake_fast.ops import context_layer, context_weights
+from lightcake_fast.ops import context_weights
 
 
 def explain(
@@ -96,11 +96,8 @@ def _weights(
     model: LightCAKE, context: ContextGraph, entries: Mapping[str, Tensor], backend: str
 ) -> Iterator[dict[str, Tensor]]:
     """The weights of the context triples numbered `entries`, of every layer on its own input."""
-    entities: Tensor = model.entities
-    relations: Tensor = model.relations
-    for _ in range(model.layers):
+    entities, relations = model.inputs(context)
+    for layer in range(model.layers):
         alpha, beta = context_weights(entities, relations, context, score=model.score, backend=backend)
         yield {of: (beta if of == "relation" else alpha)[rows] for of, rows in entries.items()}
-        entities, relations = context_layer(
-            entities, relations, context, score=model.score, context=model.context, backend=backend
-        )
+        entities, relations = model.layer(layer, entities, relations, context, backend=backend)

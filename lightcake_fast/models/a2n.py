@@ -5,9 +5,10 @@ from typing import Any
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models.base import RelationModel, xavier
+from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.neighbours import neighbours
 from lightcake_fast.models.scorers import distmult
+from lightcake_fast.models.weights import xavier
 from lightcake_fast.segments import segment_softmax_aggregate
 
 
@@ -31,7 +32,9 @@ class A2N(RelationModel):
     """
 
     def __init__(self, num_entities: int, num_relations: int, **options: Any) -> None:
-        super().__init__(num_entities, num_relations, relation_rows=2 * num_relations, **options)
+        super().__init__(
+            num_entities, num_relations, relation_rows=2 * num_relations, has_context=True, **options
+        )
         dim, like = self.entities.shape[1], self.entities
         made: dict[str, Any] = {"generator": options.get("generator"), "dtype": like.dtype}
         self.of_relation, self.of_tail, self.of_self, self.of_neighbours = (

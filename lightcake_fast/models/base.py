@@ -1,12 +1,16 @@
 """What every model shares: the two tables, the options against learning by heart, scores of all relations."""
 
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models.evidence import Evidence, evidence_of
+from lightcake_fast.models.terms import PROFILES, Links, RelationProfile
+from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 
 
 class RelationModel(nn.Module):
@@ -30,14 +34,20 @@ class RelationModel(nn.Module):
         unseen_rate: share of the training pairs whose head or tail (half each) is replaced after the
             refinement by a learned vector, which in evaluation stands for every entity that has no
             training triple. 0 has no such vectors.
+        profile: "score" adds to the rows of head and tail what their relations say, counted over the graph
+            (see ``RelationProfile``); "both" adds such a term to all entity rows before they are refined as
+            well, so that context carries the profiles of neighbours; "none" does neither.
+        links: add to a pair's scores what the relations that are known to join it say (see ``Links``).
+        has_context: whether the model refines the entity rows, without which profile "both" is refused.
         generator: source of the initial values.
         dtype: floating-point type of the parameters.
 
     Shapes:
         ``entities`` (N, d); ``relations`` (relation_rows, relation_dim); ``relation_bias`` (R,);
-        ``unknown_head`` and ``unknown_tail`` (d,).
+        ``unknown_head`` and ``unknown_tail`` (d,); ``input_profile`` (2R, d).
 
     Raises:
+        InputError: if the profile is "both" and the model has no context.
         ValueError: if an argument is out of range.
     """
 
@@ -53,6 +63,9 @@ class RelationModel(nn.Module):
         input_dropout: float = 0.0,
         row_dropout: float = 0.0,
         unseen_rate: float = 0.0,
+        profile: str = "none",
+        links: bool = False,
+        has_context: bool = False,
         generator: Generator | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -62,6 +75,9 @@ class RelationModel(nn.Module):
         for name, share in shares.items():
             if not 0 <= share < 1:
                 raise ValueError(f"{name}: got {share}, wanted at least 0 and below 1")
+        check_choice("profile", profile, PROFILES)
+        if profile == "both" and not has_context:
+            raise InputError("profile: got 'both' without context layers, wanted 'none' or 'score'")
         self.num_relations = num_relations
         self.input_dropout, self.row_dropout, self.unseen_rate = input_dropout, row_dropout, unseen_rate
         self.entities = xavier(num_entities, dim, generator=generator, dtype=dtype)
@@ -79,6 +95,11 @@ class RelationModel(nn.Module):
             return None if row is None else nn.Parameter(row)
 
         self.unknown_head, self.unknown_tail = unknown(), unknown()
+        made: dict[str, Any] = {"generator": generator, "dtype": dtype}
+        width = self.relations.shape[1]
+        self.profile = None if profile == "none" else RelationProfile(num_relations, dim, **made)
+        self.input_profile = xavier(2 * num_relations, dim, **made) if profile == "both" else None
+        self.links = Links(num_relations, width, **made) if links else None
 
     def refine(
         self,
@@ -88,7 +109,7 @@ class RelationModel(nn.Module):
         generator: Generator | None = None,
         backend: str = "auto",
     ) -> tuple[Tensor, Tensor]:
-        """The tables as pairs are scored with them: after dropout in training, and after the context.
+        """The tables as pairs are scored with them: after dropout in training, the profile and the context.
 
         Args:
             graph: the context.
@@ -99,6 +120,12 @@ class RelationModel(nn.Module):
         Returns:
             Entities (N, d) and relations, in the shape of their table.
         """
+        return self._encode(*self.inputs(graph, mask, generator), graph, mask, backend)
+
+    def inputs(
+        self, graph: ContextGraph, mask: Tensor | None = None, generator: Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The tables that the first layer is given; arguments as in ``refine``."""
         entities: Tensor = self.entities
         relations: Tensor = self.relations
         if self.training and self.input_dropout:
@@ -107,12 +134,28 @@ class RelationModel(nn.Module):
         if self.training and self.row_dropout:
             kept = torch.empty_like(entities[:, :1]).bernoulli_(1 - self.row_dropout, generator=generator)
             entities = entities * kept
-        return self._encode(entities, relations, graph, mask, backend)
+        if self.input_profile is not None:
+            entities = entities + evidence_of(graph).profiles_times(self.input_profile, mask)
+        return entities, relations
+
+    def evidence(self, graph: ContextGraph, pairs: Tensor, targets: Tensor | None = None) -> Evidence | None:
+        """What the profile and links of pairs are made of; None for a model without these terms.
+
+        Args:
+            graph: the context.
+            pairs: int64 (B, 2) of (head, tail); N stands for an entity of which nothing is known.
+            targets: int64 (B,), in training: the pairs are the graph's triples with these relations, and
+                each is left out of its own evidence, which else holds the answer.
+        """
+        if self.profile is None and self.links is None:
+            return None
+        return evidence_of(graph).of_pairs(pairs, self.entities.dtype, targets)
 
     def relation_scores(
         self,
         refined: tuple[Tensor, Tensor],
         pairs: Tensor,
+        evidence: Evidence | None = None,
         *,
         seen: Tensor | None = None,
         generator: Generator | None = None,
@@ -122,14 +165,21 @@ class RelationModel(nn.Module):
         Args:
             refined: what ``refine`` returned.
             pairs: int64 (B, 2) of (head, tail).
+            evidence: what ``evidence`` returned for these pairs.
             seen: bool (N,), True where an entity has a training triple; in evaluation the others are
                 replaced by the learned vectors, where the model has them.
             generator: source of the random replacement in training.
 
         Returns:
             Scores (B, R), the logits of p(r | h, t).
+
+        Raises:
+            ValueError: if the model has a profile or links and no evidence is given.
         """
+        if evidence is None and (self.profile is not None or self.links is not None):
+            raise ValueError("evidence: got None, wanted the pairs' evidence for the profile and links")
         entities, relations = refined
+        relations = relations[: self.num_relations]
         # one gather: its gradient is a table of N rows, which an embedding sums without atomics on a GPU too
         heads, tails = functional.embedding(pairs.T.reshape(-1), entities).chunk(2)
         if self.unknown_head is not None and self.unknown_tail is not None:
@@ -142,7 +192,12 @@ class RelationModel(nn.Module):
             elif seen is not None:
                 heads = torch.where(seen[pairs[:, 0], None], heads, self.unknown_head)
                 tails = torch.where(seen[pairs[:, 1], None], tails, self.unknown_tail)
-        scores = self._score(heads, relations[: self.num_relations], tails)
+        if self.profile is not None and evidence is not None:
+            of_heads, of_tails = self.profile(evidence.head, evidence.tail)
+            heads, tails = heads + of_heads, tails + of_tails
+        scores = self._score(heads, relations, tails)
+        if self.links is not None and evidence is not None:
+            scores = scores + self.links(evidence.links, relations)
         return scores if self.relation_bias is None else scores + self.relation_bias
 
     def _encode(
@@ -154,27 +209,6 @@ class RelationModel(nn.Module):
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """Scores (B, R) of heads and tails (B, d) with all R raw relations."""
         raise NotImplementedError
-
-
-def check_at_least(least: int, **numbers: int) -> None:
-    """Raise ``ValueError`` for a number below ``least``."""
-    for name, value in numbers.items():
-        if value < least:
-            raise ValueError(f"{name}: got {value}, wanted at least {least}")
-
-
-def check_choice(name: str, value: str, known: Iterable[str]) -> None:
-    """Raise ``ValueError`` for a value that is not one of ``known``."""
-    if value not in known:
-        raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
-
-
-def xavier(*shape: int, generator: Generator | None, dtype: torch.dtype) -> nn.Parameter:
-    """A matrix, or a stack of matrices, each Xavier uniform, on the generator's device."""
-    values = torch.empty(shape, dtype=dtype, device=generator.device if generator is not None else None)
-    for matrix in values.view(-1, *shape[-2:]):
-        nn.init.xavier_uniform_(matrix, generator=generator)
-    return nn.Parameter(values)
 
 
 def _dropout(table: Tensor, share: float, generator: Generator | None) -> Tensor:

@@ -1,11 +1,12 @@
 """LightCAKE: embeddings refined by their context, without a weight of its own."""
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models.base import RelationModel, check_at_least, check_choice
+from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.scorers import SCORERS
+from lightcake_fast.models.weights import check_at_least, check_choice
 from lightcake_fast.ops import CONTEXTS, FUSED_SCORES, SCORES, context_layer
 
 
@@ -31,12 +32,17 @@ class LightCAKE(RelationModel):
         unseen_rate: share of the training pairs whose head or tail (half each) is replaced after the last
             layer by a learned vector, which in evaluation stands for every entity that has no training
             triple. 0 has no such vectors.
+        profile: as in ``RelationModel``; "both" needs a layer.
+        links: as in ``RelationModel``.
+        mixing: a layer adds its context sums times a matrix that it learns, for entities and for
+            relations, each at first the identity.
         generator: source of the initial values.
         dtype: floating-point type of the parameters.
 
     Shapes:
         ``entities`` (N, d); ``relations`` (2R, d), or (R, d) without layers; ``relation_bias`` (R,);
-        ``unknown_head`` and ``unknown_tail`` (d,).
+        ``unknown_head`` and ``unknown_tail`` (d,); ``entity_mixing`` and ``relation_mixing`` (L, d, d), of
+        the tables that ``context`` refines. Rows are multiplied from the left.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -57,6 +63,9 @@ class LightCAKE(RelationModel):
         input_dropout: float = 0.0,
         row_dropout: float = 0.0,
         unseen_rate: float = 0.0,
+        profile: str = "none",
+        links: bool = False,
+        mixing: bool = False,
         generator: Generator | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -72,28 +81,62 @@ class LightCAKE(RelationModel):
             input_dropout=input_dropout,
             row_dropout=row_dropout,
             unseen_rate=unseen_rate,
+            profile=profile,
+            links=links,
+            has_context=layers > 0,
             generator=generator,
             dtype=dtype,
         )
         self.layers, self.score, self.context = layers, score, context
+        identity = torch.eye(dim, dtype=dtype, device=self.entities.device)
+
+        def matrices(other: str) -> nn.Parameter | None:
+            wanted = mixing and layers and context != other
+            return nn.Parameter(identity.repeat(layers, 1, 1)) if wanted else None
+
+        self.entity_mixing, self.relation_mixing = matrices("relation"), matrices("entity")
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        for _ in range(self.layers):
-            entities, relations = context_layer(
-                entities,
-                relations,
-                graph,
-                score=self.score,
-                context=self.context,
-                mask=mask,
-                backend=backend,
-            )
+        for layer in range(self.layers):
+            entities, relations = self.layer(layer, entities, relations, graph, mask, backend)
         return entities, relations
+
+    def layer(
+        self,
+        number: int,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph,
+        mask: Tensor | None = None,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Tensor]:
+        """The rows that layer 0, 1, ... makes of those it is given; arguments as in ``context_layer``."""
+        mixed = self.entity_mixing is not None or self.relation_mixing is not None
+        x, y = context_layer(
+            entities,
+            relations,
+            graph,
+            score=self.score,
+            context=self.context,
+            mask=mask,
+            residual=not mixed,
+            backend=backend,
+        )
+        if not mixed:
+            return x, y
+        return _mixed(entities, x, self.entity_mixing, number), _mixed(
+            relations, y, self.relation_mixing, number
+        )
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         if self.score in FUSED_SCORES:
             return SCORERS[self.score](heads, relations, tails)
         # a score of the user's own, known triple by triple: holds a tensor of B x R x d
         return SCORES[self.score].psi(heads[:, None], relations, tails[:, None])
+
+
+def _mixed(rows: Tensor, sums: Tensor, matrices: Tensor | None, number: int) -> Tensor:
+    """Rows plus their context sums times a layer's matrix; those that have none get no context."""
+    return rows if matrices is None else torch.addmm(rows, sums, matrices[number])

@@ -91,9 +91,9 @@ def _sorted(graph: ContextGraph) -> Neighbours:
     key = relation * graph.num_entities + head
     group_key, group = torch.unique_consecutive(key, return_inverse=True)
     group_relation = group_key // graph.num_entities
-    entry_bounds = _bounds(relation, relations).tolist()
-    group_bounds = _bounds(group_relation, relations).tolist()
-    first_entries = _bounds(group, len(group_key))
+    entry_bounds = bounds_of(relation, relations).tolist()
+    group_bounds = bounds_of(group_relation, relations).tolist()
+    first_entries = bounds_of(group, len(group_key))
     parts = []
     for r in range(relations):
         entries, groups = (slice(bounds[r], bounds[r + 1]) for bounds in (entry_bounds, group_bounds))
@@ -106,11 +106,11 @@ def _sorted(graph: ContextGraph) -> Neighbours:
         group=group,
         group_head=group_key % graph.num_entities,
         by_head=torch.argsort(head, stable=True),
-        head_bounds=_bounds(head, graph.num_entities),
+        head_bounds=bounds_of(head, graph.num_entities),
         parts=parts,
     )
 
 
-def _bounds(ids: Tensor, count: int) -> Tensor:
+def bounds_of(ids: Tensor, count: int) -> Tensor:
     """Where each of ``count`` ids begins and ends in a sorted list of them, (count + 1,)."""
     return functional.pad(torch.bincount(ids, minlength=count).cumsum(0), (1, 0))

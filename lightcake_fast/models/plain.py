@@ -6,8 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.models.base import RelationModel, check_choice
+from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.scorers import SCORERS
+from lightcake_fast.models.weights import check_choice
 
 HALVES = ("complex", "simple", "rotate")  # read a row of d numbers as two of d/2
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lightcake_fast.models.base import RelationModel, xavier
+from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.scorers import negative_length
+from lightcake_fast.models.weights import xavier
 
 
 class TransH(RelationModel):

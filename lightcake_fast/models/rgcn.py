@@ -8,9 +8,10 @@ from torch.autograd.function import once_differentiable
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models.base import RelationModel, check_at_least, check_choice, xavier
+from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows
 from lightcake_fast.models.scorers import distmult
+from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 
 DECOMPOSITIONS = ("full", "basis", "block")
 
@@ -155,7 +156,7 @@ class RGCN(RelationModel):
         **options: Any,
     ) -> None:
         check_at_least(1, layers=layers)
-        super().__init__(num_entities, num_relations, dim=dim, **options)
+        super().__init__(num_entities, num_relations, dim=dim, has_context=True, **options)
         self.convolutions = nn.ModuleList(
             RGCNLayer(
                 num_relations,

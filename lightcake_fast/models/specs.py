@@ -13,7 +13,15 @@ from lightcake_fast.models.projected import TransH, TransR
 from lightcake_fast.models.rgcn import RGCN
 
 # Fields of the configuration that every model takes.
-SHARED_ARGUMENTS = ("dim", "relation_bias", "input_dropout", "row_dropout", "unseen_rate")
+SHARED_ARGUMENTS = (
+    "dim",
+    "relation_bias",
+    "input_dropout",
+    "row_dropout",
+    "unseen_rate",
+    "profile",
+    "links",
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,7 @@ MODELS: dict[str, ModelSpec] = {
     "lightcake": ModelSpec(
         LightCAKE,
         "LightCAKE",
-        arguments=("layers", "score", "context"),
+        arguments=("layers", "score", "context", "mixing"),
         context=("mask_targets", "backend"),
         nearest=None,
     ),

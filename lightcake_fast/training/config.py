@@ -14,7 +14,7 @@ from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
-from lightcake_fast.models import DECOMPOSITIONS, MODELS, takers
+from lightcake_fast.models import DECOMPOSITIONS, MODELS, PROFILES, takers
 
 PRESETS = ("paper", "best")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
@@ -153,6 +153,14 @@ class TrainingConfig:
     relation_bias: bool = _flag(
         "add a learned number a relation to its scores: settles pairs that say nothing else", "model"
     )
+    profile: str = _flag(
+        "add to the rows of head and tail what their relations, counted, say: none, at the score, or both "
+        "there and before the first layer",
+        "model",
+        choices=PROFILES,
+    )
+    links: bool = _flag("add to the scores what the relations that are known to join the pair say", "model")
+    mixing: bool = _flag("a layer adds its context sums times a matrix that it learns", "model")
     batch_size: int = _flag("training triples a step", "optimisation", at_least=1, metavar="B")
     lr: float = _flag("Adam's step size", "optimisation", above=0, metavar="LR")
     lr_decay: float = _flag(

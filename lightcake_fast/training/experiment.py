@@ -30,7 +30,7 @@ def build_model(
         generator: Source of the initial weights, on the device they shall lie on; None takes PyTorch's own.
 
     Raises:
-        InputError: The width does not fit the model.
+        InputError: The width or the profile does not fit the model.
     """
     spec = MODELS[config.model]
     settings = {name: getattr(config, name) for name in (*SHARED_ARGUMENTS, *spec.arguments)}
@@ -127,7 +127,9 @@ class Experiment:
     @torch.no_grad()
     def scores(self, refined: tuple[Tensor, Tensor], pairs: Tensor) -> Tensor:
         """Scores `(B, R)` of pairs, int64 `(B, 2)`, in evaluation, from the tables that `refined` gave."""
-        return self.model.eval().relation_scores(refined, pairs.to(self.device), seen=self.seen)
+        pairs = pairs.to(self.device)
+        evidence = self.model.evidence(self.graph, pairs)
+        return self.model.eval().relation_scores(refined, pairs, evidence, seen=self.seen)
 
     def ranks(
         self, split: str, ties: str | None = None, refined: tuple[Tensor, Tensor] | None = None

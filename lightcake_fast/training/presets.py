@@ -7,7 +7,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, takers
 from lightcake_fast.training.config import TrainingConfig, dataset_key
 
-Settings = dict[str, int | float | bool]
+Settings = dict[str, int | float | bool | str]
 
 # Source: LightCAKE, PAKDD 2021, section 4 (arXiv 2102.10826); the paper does not name its patience.
 PAPER: Settings = {
@@ -23,6 +23,9 @@ PAPER: Settings = {
     "row_dropout": 0.0,
     "unseen_rate": 0.0,
     "relation_bias": False,
+    "profile": "none",
+    "links": False,
+    "mixing": False,
     "mask_targets": False,
 }
 
@@ -40,6 +43,9 @@ def _best(
     lr: float = 5e-3,
     lr_decay: float = 0.0,
     patience: int = 4,
+    profile: str = "none",
+    links: bool = False,
+    mixing: bool = False,
 ) -> Settings:
     """A row of `BEST`: the bias and the masking helped everywhere."""
     return {
@@ -55,6 +61,9 @@ def _best(
         "row_dropout": row_dropout,
         "unseen_rate": unseen_rate,
         "relation_bias": True,
+        "profile": profile,
+        "links": links,
+        "mixing": mixing,
         "mask_targets": True,
     }
 
@@ -121,5 +130,7 @@ def resolve(explicit: Mapping[str, Any]) -> TrainingConfig:
         models = takers(name)
         if models and given.model not in models:
             raise InputError(f"{name}: {given.model} has no such setting, only {', '.join(models)} have")
-    settings = preset_settings(given.preset, given.dataset, given.model, given.score)
-    return TrainingConfig(**{**settings, **explicit})
+    settings = {**preset_settings(given.preset, given.dataset, given.model, given.score), **explicit}
+    if settings["profile"] == "both" and "profile" not in explicit and not settings["layers"]:
+        settings["profile"] = "score"  # without layers there is nothing that would carry it on
+    return TrainingConfig(**settings)

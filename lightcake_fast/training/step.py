@@ -53,10 +53,10 @@ class TrainingStep:
         """Step on the training triples numbered `batch`, int64 `(B,)`."""
         mask = self._mask.zero_().index_fill_(0, batch, True) if self._mask_targets else None
         refined = self._model.refine(self._graph, mask=mask, generator=self._generator, backend=self._backend)
-        scores = self._model.relation_scores(
-            refined, self._pairs.index_select(0, batch), generator=self._generator
-        )
-        loss = functional.cross_entropy(scores, self._relations.index_select(0, batch))
+        pairs, targets = self._pairs.index_select(0, batch), self._relations.index_select(0, batch)
+        evidence = self._model.evidence(self._graph, pairs, targets)
+        scores = self._model.relation_scores(refined, pairs, evidence, generator=self._generator)
+        loss = functional.cross_entropy(scores, targets)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()

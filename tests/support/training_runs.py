@@ -15,7 +15,7 @@ from tests.support.comparison import assert_bitwise_equal
 
 # several steps an epoch with a short last batch, every option in use, and no kernel to compile
 TINY = ["--dataset", "family:60", "--dim", "6", "--layers", "1", "--batch-size", "64"]
-TINY += ["--backend", "reference"]
+TINY += ["--backend", "reference", "--profile", "both", "--links", "--mixing"]
 TINY += [
     "--input-dropout",
     "0.2",

@@ -354,5 +354,7 @@ def test_best_weights_of_another_model(unbroken: Path, tmp_path: Path, weights: 
 
 def test_all_weights_move_and_are_kept(unbroken: Path) -> None:
     names = {name for name in tensors(unbroken) if name.startswith("best")}
-    parts = {"entities", "relations", "relation_bias", "unknown_head", "unknown_tail"}
+    parts = {"entities", "relations", "relation_bias", "unknown_head", "unknown_tail", "input_profile"}
+    parts |= {f"profile.{part}" for part in ("head", "of_head", "tail", "of_tail")} | {"links.of_link"}
+    parts |= {"entity_mixing", "relation_mixing"}
     assert names == {f"best.safetensors:{part}" for part in parts}

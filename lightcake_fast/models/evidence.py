@@ -1,0 +1,257 @@
+"""What a graph says of its entities and pairs in numbers: how often an entity has a relation, and links."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models.neighbours import bounds_of, sum_rows
+
+_PIECE = 512  # entries of a relation that are summed one after another
+
+
+class Weighed(NamedTuple):
+    """B lists of relations with weights, one after another: a sparse matrix (B, 2R).
+
+    Attributes:
+        relation: int64 (K,), of each entry.
+        weight: (K,), of each entry; 0 for one that only fills its list up.
+        bounds: int64 (B + 1,), where each list begins and ends.
+    """
+
+    relation: Tensor
+    weight: Tensor
+    bounds: Tensor
+
+    def times(self, table: Tensor) -> Tensor:
+        """The weighted sum of the rows of ``table`` (2R, d) that each list names, (B, d)."""
+        return sum_rows(table, self.relation, self.bounds, self.weight)
+
+
+class Evidence(NamedTuple):
+    """What the graph says of B pairs besides their contexts.
+
+    Attributes:
+        head: the relations r < R of which the head is the head, and r + R of which it is the tail, each
+            with the weight log(1 + c), c its triples.
+        tail: the same of the tail.
+        links: the relations r that join head to tail, and r + R that join tail to head, with the weight 1.
+    """
+
+    head: Weighed
+    tail: Weighed
+    links: Weighed
+
+
+@dataclass(frozen=True, eq=False)
+class RelationLists:
+    """M lists of relations, each at most once in a list, as a CSR.
+
+    Attributes:
+        first: int64 (M,), the first entry of each list.
+        length: int64 (M,), its entries.
+        relation: int64 (K,), of each entry.
+        longest: the entries of the longest list.
+    """
+
+    first: Tensor
+    length: Tensor
+    relation: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, owner: Tensor, relation: Tensor, lists: int) -> "RelationLists":
+        """The lists of entries, int64 (K,), that are sorted by the list that owns them."""
+        bounds = bounds_of(owner, lists)
+        length = bounds.diff()
+        return cls(bounds[:-1], length, relation, int(length.max()))
+
+    def entries(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Where the entries of the lists ``chosen``, int64 (B,), lie.
+
+        On a GPU, where a step's shapes must not depend on the batch, each is filled up to the longest list.
+
+        Returns:
+            The place of each entry; its list's number in ``chosen``; the bounds of the lists, (B + 1,); and
+            True for entries that only fill up, None where there are none.
+        """
+        first, length = self.first.index_select(0, chosen), self.length.index_select(0, chosen)
+        rows = torch.arange(len(chosen), device=chosen.device)
+        if chosen.device.type == "cpu":
+            bounds = functional.pad(length.cumsum(0), (1, 0))
+            row = rows.repeat_interleave(length)
+            place = (first - bounds[:-1]).index_select(0, row) + torch.arange(len(row))
+            return place, row, bounds, None
+        return self.filled_up(first, length, rows)
+
+    def filled_up(self, first: Tensor, length: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``entries`` for a GPU, of lists with these first entries and lengths, numbered ``rows``."""
+        step = torch.arange(self.longest, device=rows.device)
+        place = (first[:, None] + step).clamp_(max=len(self.relation) - 1).flatten()
+        bounds = torch.arange(len(rows) + 1, device=rows.device) * self.longest
+        row = rows[:, None].expand(-1, self.longest).flatten()
+        return place, row, bounds, (step >= length[:, None]).flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class GraphEvidence:
+    """The distinct context triples of a graph, D of them, counted by entity and listed by pair.
+
+    Attributes:
+        num_entities: N.
+        num_relations: R.
+        distinct: int64 (2T,), the number of each context triple among the distinct ones: copies share it.
+        entry: int64 (D,), the entry of ``by_entity`` that counts each distinct triple.
+        by_entity: N + 1 lists, the last of an entity that is not in the graph.
+        entity: int64 (K,), of each entry of ``by_entity``.
+        count: int64 (K,), its distinct triples.
+        by_pair: P + 1 lists, the last of all pairs without a triple.
+        pairs: int64 (P,), head x (N + 1) + tail of each pair, sorted.
+    """
+
+    num_entities: int
+    num_relations: int
+    distinct: Tensor
+    entry: Tensor
+    by_entity: RelationLists
+    entity: Tensor
+    count: Tensor
+    by_pair: RelationLists
+    pairs: Tensor
+
+    @classmethod
+    def of_graph(cls, graph: ContextGraph) -> "GraphEvidence":
+        """Sort a graph's triples; ``evidence_of`` keeps the result."""
+        n, relations = graph.num_entities, 2 * graph.num_relations
+        head, relation, tail = graph.context_triples
+        # in two steps: head, tail and relation together may not fit 64 bits
+        pairs, pair = torch.unique(head * (n + 1) + tail, return_inverse=True)
+        triples, distinct = torch.unique(pair * relations + relation, return_inverse=True)
+        pair, relation = triples // relations, triples % relations
+        head = pairs.index_select(0, pair) // (n + 1)
+        counted, entry, count = torch.unique(
+            head * relations + relation, return_inverse=True, return_counts=True
+        )
+        entity = counted // relations
+        return cls(
+            num_entities=n,
+            num_relations=graph.num_relations,
+            distinct=distinct,
+            entry=entry,
+            by_entity=RelationLists.of(entity, counted % relations, n + 1),
+            entity=entity,
+            count=count,
+            by_pair=RelationLists.of(pair, relation, len(pairs) + 1),
+            pairs=pairs,
+        )
+
+    def of_pairs(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Evidence:
+        """The evidence of pairs.
+
+        Args:
+            pairs: int64 (B, 2) of (head, tail); N stands for an entity that is not in the graph.
+            dtype: of the weights.
+            targets: int64 (B,); the pairs are triples of the graph with these relations, and each is left
+                out of its own evidence. None leaves nothing out.
+        """
+        heads, tails = pairs.unbind(1)
+        key = heads * (self.num_entities + 1) + tails
+        place = torch.searchsorted(self.pairs, key)
+        found = functional.pad(self.pairs, (0, 1), value=-1).index_select(0, place) == key
+        place = torch.where(found, place, len(self.pairs))
+        own = None
+        if targets is not None:  # a loop holds its triple in both directions
+            loops = heads == tails
+            inverse = targets + self.num_relations
+            own = targets, torch.where(loops, inverse, -1), inverse, torch.where(loops, targets, -1)
+        return Evidence(
+            head=self._profile(heads, dtype, own and own[:2]),
+            tail=self._profile(tails, dtype, own and own[2:]),
+            links=self._links(place, dtype, own and own[:2]),
+        )
+
+    def _profile(self, entities: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...] | None) -> Weighed:
+        place, row, bounds, none = self.by_entity.entries(entities)
+        relation, count = self.by_entity.relation.index_select(0, place), self.count.index_select(0, place)
+        for target in own or ():
+            count = count - (relation == target.index_select(0, row)).long()
+        weight = count.to(dtype).log1p_()
+        return Weighed(relation, weight if none is None else weight.masked_fill_(none, 0), bounds)
+
+    def _links(self, place: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...] | None) -> Weighed:
+        place, row, bounds, none = self.by_pair.entries(place)
+        relation = self.by_pair.relation.index_select(0, place)
+        left = torch.ones_like(relation, dtype=torch.bool) if none is None else ~none
+        for target in own or ():
+            left &= relation != target.index_select(0, row)
+        return Weighed(relation, left.to(dtype), bounds)
+
+    def profiles_times(self, table: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The profiles of all entities, as a sparse matrix (N, 2R), times a table.
+
+        Args:
+            table: (2R, d); gets the gradient.
+            mask: bool (T,), the graph's triples to leave out with their inverses, or None.
+
+        Returns:
+            (N, d).
+        """
+        weight = self._counts(mask).to(table.dtype).log1p_()
+        sums: Tensor = _ProfileProduct.apply(table, weight, self)  # type: ignore[no-untyped-call]
+        return sums
+
+    def _counts(self, mask: Tensor | None) -> Tensor:
+        if mask is None:
+            return self.count
+        # sums of whole numbers are exact in any order, also where a GPU adds them as they come
+        live = torch.zeros_like(self.entry).index_add_(0, self.distinct, (~mask).long().repeat(2))
+        return torch.zeros_like(self.count).index_add_(0, self.entry, live.clamp_(max=1))
+
+    @cached_property
+    def by_relation(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The entries in relation order, cut into pieces: order, pieces, their bounds, those of relations."""
+        relations = 2 * self.num_relations
+        order = torch.argsort(self.by_entity.relation, stable=True)
+        bounds = bounds_of(self.by_entity.relation, relations)
+        pieces = -(-bounds.diff() // _PIECE)
+        of_relation = functional.pad(pieces.cumsum(0), (1, 0))
+        piece = torch.arange(int(of_relation[-1]), device=order.device)
+        relation = torch.arange(relations, device=order.device).repeat_interleave(pieces)
+        first = bounds[relation] + _PIECE * (piece - of_relation[relation])
+        return order, piece, torch.cat([first, bounds[-1:]]), of_relation
+
+
+class _ProfileProduct(torch.autograd.Function):
+    """A pull over entities forwards and over relations backwards: no atomics, and no sort in the step."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, weight: Tensor, found: GraphEvidence) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.found = found
+        lists = found.by_entity
+        return sum_rows(table, lists.relation, lists.first, weight)  # the last list is no entity's
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        order, piece, bounds, of_relation = ctx.found.by_relation
+        index = ctx.found.entity.index_select(0, order)
+        parts = sum_rows(g, index, bounds, weight.index_select(0, order))
+        return sum_rows(parts, piece, of_relation, torch.ones_like(parts[:, 0])), None, None
+
+
+_FOUND: "WeakKeyDictionary[ContextGraph, GraphEvidence]" = WeakKeyDictionary()
+
+
+def evidence_of(graph: ContextGraph) -> GraphEvidence:
+    """The evidence of a graph, kept as long as it lives."""
+    if graph not in _FOUND:
+        _FOUND[graph] = GraphEvidence.of_graph(graph)
+    return _FOUND[graph]

@@ -1,0 +1,68 @@
+"""Terms beside the context, for every model: how often an entity has each relation, and links of a pair."""
+
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from lightcake_fast.models.evidence import Weighed
+from lightcake_fast.models.weights import xavier
+
+PROFILES = ("none", "score", "both")
+
+
+class RelationProfile(nn.Module):
+    """What an entity's relations, counted, add to its row in the score: p W_h + u_h and p W_t + u_t.
+
+    p = log(1 + c), c the entity's triples by relation. The softmax of a context averages: it tells which
+    relations an entity has, not how often. Head and tail have weights of their own, and rows u that also tell
+    apart the two sides of a score that is symmetric.
+
+    Args:
+        num_relations: R, raw relations.
+        dim: d.
+        generator: source of the initial values.
+        dtype: floating-point type of the parameters.
+
+    Shapes:
+        ``of_head`` and ``of_tail`` (2R, d); ``head`` and ``tail`` (d,).
+    """
+
+    def __init__(
+        self, num_relations: int, dim: int, *, generator: Generator | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        made: dict[str, Any] = {"generator": generator, "dtype": dtype}
+        self.of_head, self.of_tail = (xavier(2 * num_relations, dim, **made) for _ in range(2))
+        side = torch.full((dim,), 0.3, dtype=dtype, device=self.of_head.device)
+        self.head, self.tail = nn.Parameter(side), nn.Parameter(side.clone())
+
+    def forward(self, heads: Weighed, tails: Weighed) -> tuple[Tensor, Tensor]:
+        """What is added to the rows of B heads and of B tails, each (B, d)."""
+        return heads.times(self.of_head) + self.head, tails.times(self.of_tail) + self.tail
+
+
+class Links(nn.Module):
+    """What the relations that are known to join a pair add to the score of relation r: (l W) . e_r.
+
+    l is 1 for each relation known from head to tail, and for the inverse of each known from tail to head.
+
+    Args:
+        num_relations: R, raw relations.
+        dim: the width of a relation's row.
+        generator: source of the initial values.
+        dtype: floating-point type of the parameters.
+
+    Shapes:
+        ``of_link`` (2R, d).
+    """
+
+    def __init__(
+        self, num_relations: int, dim: int, *, generator: Generator | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.of_link = xavier(2 * num_relations, dim, generator=generator, dtype=dtype)
+
+    def forward(self, links: Weighed, relations: Tensor) -> Tensor:
+        """What is added to the scores (B, R) of the relations (R, d)."""
+        return links.times(self.of_link) @ relations.T
