@@ -102,7 +102,10 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
     else:
         _print_answer(trained, prediction, explanation if options.explain else None)
     if options.figure is not None and explanation is not None:
-        draw(explanation, options.figure)  # last: whatever becomes of the picture, the answer is there
+        # last: whatever becomes of the picture, the answer is there
+        missing = draw(explanation, options.figure)
+        if missing:
+            print(f"figure: no installed font has {missing!r}; boxes stand for them", file=sys.stderr)
 
 
 def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Explanation | None) -> None:

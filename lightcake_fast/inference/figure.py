@@ -1,12 +1,14 @@
 """The neighbourhood that a prediction rests on, as a picture."""
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.inference.answers import Context, ContextTriple, Explanation
+from lightcake_fast.inference.fonts import families_for, no_warnings
 
 SUFFIXES = (".png", ".svg", ".pdf")
 FOR, AGAINST, PREDICTED, INK = "#2166ac", "#d6604d", "#1b7837", "#333333"
@@ -30,61 +32,93 @@ def check_figure(path: Path) -> None:
         raise InputError("figure: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'")
 
 
-def draw(explanation: Explanation, path: Path) -> None:
+def draw(explanation: Explanation, path: Path) -> str:
     """Draw head and tail between their neighbours; a line's width is its weight in the last layer.
 
     Below stand the pairs of the relation's context. Lines are blue where the score falls without the triple,
-    red where it rises.
+    red where it rises. Names are text, whatever signs of mathematics they hold.
 
     Args:
         explanation: What to draw.
         path: The picture; its suffix says which format.
 
+    Returns:
+        The characters that no installed font has; boxes stand for them.
+
     Raises:
         InputError: See `check_figure`.
     """
     check_figure(path)
+    from matplotlib import rc_context
+
+    families, missing = families_for(_names(explanation))
+    settings: Any = {"font.family": families, "text.parse_math": False, "text.usetex": False}
+    with rc_context(settings), no_warnings():
+        _drawn(explanation).savefig(path.expanduser(), dpi=150)
+    return missing
+
+
+def _names(explanation: Explanation) -> set[str]:
+    """All names that the figure shows."""
+    triples = [triple for context in explanation.contexts for triple in context.triples]
+    names = {explanation.head, explanation.relation, explanation.tail}
+    return names.union(*((triple.head, triple.relation, triple.tail) for triple in triples))
+
+
+def _drawn(explanation: Explanation) -> Any:
     from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
 
+    labels = shortened(_names(explanation))
     near = [context for context in explanation.contexts if context.of != "relation"]
     pairs = [t for context in explanation.contexts if context.of == "relation" for t in context.triples]
     rows = max([len(context.triples) for context in near], default=0)
     heights = [max(3.4, 0.68 * rows), 0.45 + 0.32 * len(pairs)]
     figure = Figure(figsize=(12, sum(heights) + 0.9), layout="constrained")
-    figure.suptitle(
+    title = (
         f"{explanation.head} — {explanation.relation} → {explanation.tail}   "
-        f"(probability {explanation.probability:.3f})"
+        f"(probability\N{NO-BREAK SPACE}{explanation.probability:.3f})"
     )
-    figure.supxlabel(
-        "wide: much weight in the last layer (the number)   "
-        "blue: without the triple the score falls   red: it rises",
-        size=9,
-        color=INK,
-    )
+    figure.suptitle("\n".join(textwrap.wrap(title, 110)))
+    _draw_legend(figure)
     top, bottom = figure.subplots(2, 1, height_ratios=heights)
     for axes in (top, bottom):
         axes.set_axis_off()
         axes.set_xlim(-4.2, 4.2)
-    _draw_neighbours(top, explanation, near)
-    _draw_pairs(bottom, explanation.relation, pairs)
-    figure.savefig(path.expanduser(), dpi=150)
+    _draw_neighbours(top, explanation, near, labels)
+    _draw_pairs(bottom, explanation.relation, pairs, labels)
+    return figure
 
 
-def _draw_neighbours(axes: Any, explanation: Explanation, near: Sequence[Context]) -> None:
+def _draw_legend(figure: Any) -> None:
+    from matplotlib.lines import Line2D
+
+    lines: dict[str, dict[str, Any]] = {
+        "the relation explained": {"color": PREDICTED, "linewidth": 2.0, "linestyle": "--"},
+        "without this triple the score falls": {"color": FOR, "linewidth": 2.0},
+        "without it the score rises": {"color": AGAINST, "linewidth": 2.0},
+        "width and number: its weight in the last layer": {"color": INK, "linewidth": MAX_WIDTH},
+    }
+    handles = [Line2D([], [], label=label, **look) for label, look in lines.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
+
+
+def _draw_neighbours(
+    axes: Any, explanation: Explanation, near: Sequence[Context], labels: Mapping[str, str]
+) -> None:
     axes.set_ylim(-1.25, 1.25)
     ends = {explanation.head: (-1.1, 0.0), explanation.tail: (1.1, 0.0)}
     places = {**_neighbour_places(near, ends), **ends}
     for (start, stop), triples in _lines(near, ends).items():
-        _draw_line(axes, triples, start, stop, places, aside=stop in ends)
+        _draw_line(axes, triples, start, stop, places, labels, aside=stop in ends)
     if len(ends) == 2:
         _arrow(axes, *ends.values(), color=PREDICTED, width=2.0, style="--")
         label = {"ha": "center", "va": "bottom", "color": PREDICTED, "size": 10, "weight": "bold"}
-        axes.text(0, 0.04, explanation.relation, bbox=_paper(), **label)
+        axes.text(0, 0.04, labels[explanation.relation], bbox=_paper(), **label)
     for name, point in places.items():
-        _draw_entity(axes, name, point, end=name in ends)
+        _draw_entity(axes, labels[name], point, end=name in ends)
 
 
-def _draw_entity(axes: Any, name: str, place: Point, *, end: bool) -> None:
+def _draw_entity(axes: Any, label: str, place: Point, *, end: bool) -> None:
     """A dot with its name: outside for the columns, above or below for those between."""
     x, y = place
     axes.plot([x], [y], "o", color=INK, ms=11 if end else 7, zorder=3)
@@ -96,7 +130,7 @@ def _draw_entity(axes: Any, name: str, place: Point, *, end: bool) -> None:
         offset = (-9 if x < 0 else 9, 0)
         alignment = {"ha": "right" if x < 0 else "left", "va": "center"}
     look = {"size": 10 if end else 9, "weight": "bold" if end else "normal", "zorder": 4, "bbox": _paper()}
-    axes.annotate(_short(name), place, offset, textcoords="offset points", **alignment, **look)
+    axes.annotate(label, place, offset, textcoords="offset points", **alignment, **look)
 
 
 def _neighbour_places(near: Sequence[Context], ends: dict[str, Point]) -> dict[str, Point]:
@@ -150,6 +184,7 @@ def _draw_line(
     start: str,
     stop: str,
     places: Mapping[str, Point],
+    labels: Mapping[str, str],
     *,
     aside: bool,
 ) -> None:
@@ -163,20 +198,21 @@ def _draw_line(
     x, y = (p + (q - p) * (0.5 if aside else 0.6) for p, q in zip(a, b, strict=True))
     if aside:
         y = -0.3 if a < b else 0.3
-    label = "\n".join(f"{_short(t.relation)}  {t.weights[-1]:.2f}" for t in triples.values())
+    label = "\n".join(f"{labels[t.relation]}  {t.weights[-1]:.2f}" for t in triples.values())
     look = {"ha": "center", "va": "center", "size": 8, "color": _color(widest), "zorder": 4}
     axes.text(x, y, label, bbox=_paper(), **look)
 
 
-def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple]) -> None:
+def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple], labels: Mapping[str, str]) -> None:
     axes.set_ylim(len(pairs) - 0.3, -1.0)
     if pairs:
-        axes.text(0, -0.6, f"pairs that shape the relation {relation!r}", ha="center", size=9, color=INK)
+        title = f"pairs that shape the relation {labels[relation]}"
+        axes.text(0, -0.6, title, ha="center", size=9, color=INK)
     for row, triple in enumerate(pairs):
         color = _color(triple)
         _arrow(axes, (-0.7, row), (0.7, row), color=color, width=_width(triple))
-        axes.text(-0.8, row, _short(triple.head), ha="right", va="center", size=9)
-        axes.text(0.8, row, _short(triple.tail), ha="left", va="center", size=9)
+        axes.text(-0.8, row, labels[triple.head], ha="right", va="center", size=9)
+        axes.text(0.8, row, labels[triple.tail], ha="left", va="center", size=9)
         axes.text(
             0, row, f"{triple.weights[-1]:.3f}", ha="center", va="center", size=8, color=color, bbox=_paper()
         )
@@ -220,5 +256,20 @@ def _paper() -> dict[str, Any]:
     return {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+def shortened(names: Iterable[str]) -> dict[str, str]:
+    """Labels of names: long ones lose their middle, as little of it as keeps different names different."""
+    labels: dict[str, str] = {}
+    size, left = MAX_NAME, set(names)
+    while left:
+        short = {name: _without_middle(name, size) for name in left}
+        common = [*labels.values(), *short.values()]
+        unique = {name for name in left if common.count(short[name]) == 1}
+        labels.update((name, short[name]) for name in unique)
+        left -= unique
+        size *= 2
+    return labels
+
+
+def _without_middle(name: str, size: int) -> str:
+    start = (size - 1) // 2
+    return name if len(name) <= size else f"{name[:start]}…{name[len(name) - size + start + 1 :]}"

@@ -1,5 +1,6 @@
 """The predict command: one pair or a stream of them, as tables, TSV or JSON, explained and drawn."""
 
+import errno
 import io
 import json
 from functools import partial
@@ -11,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from lightcake_fast import cli, load, predict
-from lightcake_fast.inference import figure
+from lightcake_fast.inference import Candidate, Context, ContextTriple, Explanation, figure
 from tests.support.trained_runs import PAIR, UNSEEN, train_run
 
 ONE = ["--head", PAIR[0], "--tail", PAIR[1]]
@@ -301,6 +302,72 @@ def test_a_figure_names_what_is_explained_and_widens_with_the_weight(
         heaviest = max(triple.weights[-1] for triple in context.triples)
         assert widths[-1] >= figure.MIN_WIDTH + (figure.MAX_WIDTH - figure.MIN_WIDTH) * heaviest - 1e-6
     assert explanation.relation in texts(top)
+
+
+NAMES = ["Film $x and $y", "\\frac{", 'd\'Or "q"', "$", "^{_", "100 %", "[a] :smile:", "\N{SCRIPT SMALL G}"]
+
+
+def explanation_of(names: list[str]) -> Explanation:
+    first, relation, last = names[0], names[1], names[-1]
+    triples = tuple(ContextTriple(first, relation, name, (0.5,), -1.0, 0.2, 0.1) for name in names[1:])
+    contexts = (Context("head", first, 9, triples), Context("relation", relation, 9, triples))
+    return Explanation(first, relation, last, -1.0, 0.5, 1, Candidate(relation, 0.5, False), contexts, ())
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_a_figure_of_any_names(tmp_path: Path, suffix: str, recwarn: pytest.WarningsRecorder) -> None:
+    pytest.importorskip("matplotlib", reason="needs the plots extra")
+    path = tmp_path / f"why.{suffix}"
+    assert figure.draw(explanation_of(NAMES), path) == "", "the script g has a font"
+    assert set(figure.draw(explanation_of([*NAMES, "東"]), path)) <= {"東"}
+    assert path.stat().st_size > 1000
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_figure_shows_names_as_they_are_and_explains_its_signs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
+    drawn = []
+    monkeypatch.setattr(matplotlib_figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    figure.draw(explanation_of(NAMES), tmp_path / "why.png")
+    top, bottom = drawn[0].axes
+    assert set(NAMES) - {NAMES[1]} <= set(texts(top))
+    assert f"pairs that shape the relation {NAMES[1]}" in texts(bottom)
+    (legend,) = drawn[0].legends
+    assert len(legend.get_texts()) == len(legend.legend_handles) == 4
+
+
+def test_long_names_lose_their_middle_and_stay_apart() -> None:
+    base = "http://example.org/a/rather/long/path/"
+    names = [f"{base}{n}/to/an/entity" for n in range(20)] + [f"{base}{n}" for n in range(20)] + ["short"]
+    labels = figure.shortened(names)
+    assert labels["short"] == "short"
+    assert len(set(labels.values())) == len(names)
+    assert labels[f"{base}7"] == "http://examp…r/long/path/7"
+    assert all(label.startswith("http://e") for name, label in labels.items() if name != "short")
+
+
+def test_characters_without_a_font_are_told_in_a_line_after_the_answer(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the plots extra")
+    monkeypatch.setattr(figure, "families_for", lambda names: (["sans-serif"], "東"))
+    assert cli.run(predict.main, [run, *ONE, "--figure", str(tmp_path / "why.png")]) == 0
+    out, err = capsys.readouterr()
+    assert PAIR[0] in out
+    assert err == "figure: no installed font has '東'; boxes stand for them\n"
+
+
+def test_the_answer_is_there_whatever_becomes_of_the_picture(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(predict, "draw", fail)
+    assert cli.run(predict.main, [run, *ONE, "--figure", str(tmp_path / "why.png")]) == 1
+    assert PAIR[0] in capsys.readouterr().out
 
 
 def test_a_pair_of_one_entity_is_drawn(run: str, tmp_path: Path) -> None:
