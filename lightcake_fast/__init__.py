@@ -1,5 +1,7 @@
 """Context-aware knowledge-graph embedding (LightCAKE, PAKDD 2021, arXiv 2102.10826) with fused kernels."""
 
+import signal
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,11 @@ if TYPE_CHECKING:
     from lightcake_fast.models import LightCAKE
     from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
+
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # `python -m lightcake_fast...` is looking for its command: until that runs (see `cli.run`), Ctrl-C ends
+    # the process as it ends a program in C, without a traceback from the middle of torch
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 __version__ = "0.1.0"
 

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -68,6 +69,8 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     prepare_streams()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # the package's own doing, while modules loaded
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return _flushed(main, arguments)
     except BrokenPipeError:

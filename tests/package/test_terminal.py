@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from lightcake_fast.errors import InputError
 
 PRINTS = """
 import sys
+import time
 from rich.table import Table
 from lightcake_fast import cli
 from lightcake_fast.terminal import Console
@@ -131,3 +134,26 @@ def test_an_error_after_output_that_nobody_reads(stdout: Callable[[str], io.Byte
     file = stdout("utf-8")
     assert cli.run(main, []) == 2
     assert file.getvalue() == b"row\n", "what came before the error is not lost"
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+def test_ctrl_c_while_modules_load_shows_no_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lightcake_fast.evaluate", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while process.poll() is None and "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
+
+
+def test_only_a_command_takes_ctrl_c_as_the_end() -> None:
+    code = "import signal, lightcake_fast; print(signal.getsignal(2) is signal.default_int_handler)"
+    assert command("", code=code).stdout == "True\n"
+    code = "import signal, sys; from lightcake_fast import cli; "
+    code += "signal.signal(2, signal.SIG_DFL); cli.run(lambda _: print(signal.getsignal(2).__name__))"
+    assert command("", code=code).stdout == "default_int_handler\n"
