@@ -3,14 +3,15 @@ import gzip
 import os
 import re
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightcake_fast.data import SPLITS, KnowledgeGraph, load_dataset, read_folder
-from lightcake_fast.data.reader import drop_duplicates
+from lightcake_fast.data import SPLITS, KnowledgeGraph, load_dataset, read_folder, table
+from lightcake_fast.data.assembly import drop_duplicates
 from lightcake_fast.errors import InputError
 
 TRAIN = "a\tr\tb\nb\ts\tc\n"
@@ -139,8 +140,10 @@ def test_duplicates_are_kept_once_and_counted(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=60))
 def test_drop_duplicates_keeps_the_first_of_each(rows: list[tuple[int, int, int]]) -> None:
-    triples = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    assert [tuple(row) for row in drop_duplicates(triples).tolist()] == list(dict.fromkeys(rows))
+    triples = np.array(rows, dtype=np.int32).reshape(-1, 3)
+    for size in (4, 2**31 - 1):  # keys of 64 bits, and ids for which they are too few
+        kept = drop_duplicates(triples, size, size)
+        assert [tuple(row) for row in kept.tolist()] == list(dict.fromkeys(rows))
 
 
 WANTED = "wanted head<TAB>relation<TAB>tail"
@@ -201,9 +204,15 @@ WANTED = "wanted head<TAB>relation<TAB>tail"
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_mistakes_are_named_with_file_and_line(
-    tmp_path: Path, changed: dict[str, str | bytes | None], expected: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, str | bytes | None],
+    expected: str,
 ) -> None:
-    assert message(write(tmp_path / "set", **changed)).endswith(expected)
+    write(tmp_path / "set", **changed)
+    assert message(tmp_path / "set").endswith(expected)
+    monkeypatch.setattr(table, "BLOCK_BYTES", 1)  # a block a line
+    assert message(tmp_path / "set").endswith(expected)
 
 
 def test_a_folder_where_a_file_belongs(tmp_path: Path) -> None:
@@ -215,11 +224,11 @@ def test_a_folder_where_a_file_belongs(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Injected: the tests may run as root, whom no permission stops."""
 
-    def refuse(path: Path) -> bytes:
+    def refuse(path: Path, mode: str) -> NoReturn:
         raise OSError(number, os.strerror(number), str(path))
 
     write(tmp_path)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr("builtins.open", refuse)
     assert message(tmp_path) == f"train.txt: cannot be read ({os.strerror(number)})"
 
 
@@ -257,19 +266,23 @@ triples = st.lists(st.tuples(names, st.sampled_from(["r", "s t", "0"]), names), 
 
 
 @settings(deadline=None)
-@given(train=triples, held_out=triples, crlf=st.booleans())
+@given(train=triples, held_out=triples, crlf=st.booleans(), block=st.integers(1, 200))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory,
     train: list[tuple[str, str, str]],
     held_out: list[tuple[str, str, str]],
     crlf: bool,
+    block: int,
 ) -> None:
     train += [("x", relation, "y") for relation in ("r", "s t", "0")]
     end = "\r\n" if crlf else "\n"
     splits = {"train": train, "valid": held_out, "test": held_out[::-1]}
     texts = {split: "".join(end.join(map("\t".join, rows)) + end) for split, rows in splits.items()}
     # a name may start with the character that a byte order mark is
-    graph = read_folder(write(tmp_path_factory.mktemp("set"), **{k: "\ufeff" + v for k, v in texts.items()}))
+    write(folder := tmp_path_factory.mktemp("set"), **{k: "\ufeff" + v for k, v in texts.items()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "BLOCK_BYTES", block)
+        graph = read_folder(folder)
     for split, rows in splits.items():
         assert named(graph, split) == list(dict.fromkeys(rows))
         assert graph.duplicates[split] == len(rows) - len(set(rows))
@@ -277,19 +290,24 @@ def test_what_is_written_is_read(
 
 @settings(deadline=None, max_examples=200)
 @given(
-    st.lists(st.sampled_from([b"a", b"\t", b"\n", b"\r", b" ", b"\0", b"\xc3", b"\xa9", b"r"]), max_size=24)
+    pieces=st.lists(
+        st.sampled_from([b"a", b"\t", b"\n", b"\r", b" ", b"\0", b"\xc3", b"\xa9", b"r"]), max_size=24
+    ),
+    block=st.integers(1, 20),
 )
 def test_any_bytes_are_read_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes], block: int
 ) -> None:
     data = TRAIN.encode() + b"".join(pieces)
     folder = write(tmp_path_factory.mktemp("set"), train=data)
     lines = re.split(r"\r?\n|\r\Z", data.decode(errors="replace"))
     rows = [tuple(line.split("\t")) for line in lines if line.strip() or "\t" in line]
-    if b"\0" in data or "\ufffd" in "".join(lines) or any(len(row) != 3 or "" in row for row in rows):
-        assert "train.txt:" in message(folder)
-    else:
-        assert named(read_folder(folder), "train") == list(dict.fromkeys(rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "BLOCK_BYTES", block)
+        if b"\0" in data or "\ufffd" in "".join(lines) or any(len(row) != 3 or "" in row for row in rows):
+            assert "train.txt:" in message(folder)
+        else:
+            assert named(read_folder(folder), "train") == list(dict.fromkeys(rows))
 
 
 def test_fingerprint_tells_graphs_apart(tmp_path: Path) -> None:

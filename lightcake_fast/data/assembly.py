@@ -1,0 +1,139 @@
+"""Names become a knowledge graph: ids of 32 bits block by block, each triple once, every relation trained."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.errors import InputError
+
+FIELDS = ("head", "relation", "tail")
+_MAX_SHOWN = 60
+
+Ids = NDArray[np.int32]
+
+
+class Source(Protocol):
+    """Where a split's triples come from."""
+
+    def read(self) -> Iterator[list[str]]:
+        """The names of a block of triples: head, relation, tail, head, relation, tail, ..."""
+        ...
+
+    def place(self, row: int) -> str:
+        """Where a triple stands, for messages."""
+        ...
+
+
+def assemble(
+    name: str,
+    sources: list[Source],
+    entity_ids: dict[str, int] | None = None,
+    relation_ids: dict[str, int] | None = None,
+) -> KnowledgeGraph:
+    """Number the names of train, valid and test, drop what a split holds twice, and check.
+
+    Args:
+        name: Name of the data set.
+        sources: One for each split; each is read once.
+        entity_ids: Ids of the entities' names, in their order; None numbers them by first appearance.
+        relation_ids: The same for relations.
+
+    Raises:
+        InputError: A split is empty, a name is not in the ids given, or a relation has no training triple.
+    """
+    entities = _by_appearance() if entity_ids is None else entity_ids
+    relations = _by_appearance() if relation_ids is None else relation_ids
+    triples = [_number(source, entities, relations) for source in sources]
+    names = tuple(entities), tuple(relations)
+    sizes = len(entities), len(relations)
+    del entities, relations  # as large as everything that follows
+    _check_trained(sources, triples, names[1])
+    counts = [len(rows) for rows in triples]
+    for index in range(
+        len(triples)
+    ):  # each in the place of the one before it: they may be as large as memory
+        triples[index] = drop_duplicates(triples[index], *sizes)
+    train, valid, test = (rows.astype(np.int64) for rows in triples)
+    dropped = (count - len(rows) for count, rows in zip(counts, triples, strict=True))
+    return KnowledgeGraph(name, *names, train, valid, test, dict(zip(SPLITS, dropped, strict=True)))
+
+
+def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:
+    """The distinct rows of ids `[T, 3]`, in the order in which each first appears."""
+    if num_entities**2 * num_relations >= 2**63:
+        order = np.lexsort(triples.T)  # stable: among equal rows the first stays first
+        in_order = triples[order]
+        repeated = np.zeros(len(triples), dtype=bool)
+        repeated[order[1:]] = (in_order[1:] == in_order[:-1]).all(axis=1)
+        return triples[~repeated]
+    key = triples[:, 0].astype(np.int64)
+    key *= num_relations
+    key += triples[:, 1]
+    key *= num_entities
+    key += triples[:, 2]
+    in_order = np.sort(key)
+    again = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+    if not len(again):
+        return triples
+    rows = np.flatnonzero(np.isin(key, again))  # few, as a rule
+    keep = np.ones(len(triples), dtype=bool)
+    keep[rows] = False
+    keep[rows[np.unique(key[rows], return_index=True)[1]]] = True
+    return triples[keep]
+
+
+def quote(name: str) -> str:
+    """A name for a message: quoted, control characters escaped, cut when very long."""
+    return repr(name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "...")
+
+
+def _by_appearance() -> dict[str, int]:
+    """A dictionary that gives a new name the next number: one look-up a name, seen before or not."""
+    ids: defaultdict[str, int] = defaultdict()
+    ids.default_factory = ids.__len__
+    return ids
+
+
+def _number(source: Source, entities: dict[str, int], relations: dict[str, int]) -> Ids:
+    """A split's triples as ids, `[T, 3]`."""
+    blocks: list[Ids] = []
+    start = source.place(0)
+    for names in source.read():
+        rows = np.empty((len(names) // 3, 3), np.int32)
+        done = sum(map(len, blocks))
+        rows[:, 1] = _look_up(names[1::3], relations, source, done, FIELDS[1:2], "relations")
+        del names[1::3]
+        pairs = _look_up(names, entities, source, done, FIELDS[::2], "entities")
+        rows[:, ::2] = pairs.reshape(-1, 2)
+        blocks.append(rows)
+    if not blocks:
+        raise InputError(f"{start}: no triple, wanted at least one")
+    return np.concatenate(blocks)
+
+
+def _look_up(
+    names: list[str], ids: dict[str, int], source: Source, done: int, fields: tuple[str, ...], stem: str
+) -> Ids:
+    try:
+        return np.fromiter(map(ids.__getitem__, names), np.int32, len(names))
+    except KeyError as error:
+        name = error.args[0]
+        row, column = divmod(names.index(name), len(fields))
+        place = source.place(done + row)
+        raise InputError(f"{place}: {fields[column]} {quote(name)} is not in {stem}.dict") from error
+
+
+def _check_trained(sources: list[Source], triples: list[Ids], relations: tuple[str, ...]) -> None:
+    """Raise if valid or test has a relation that no training triple has: nothing could be learned of it."""
+    trained = np.zeros(len(relations), dtype=bool)
+    trained[triples[0][:, 1]] = True
+    for source, rows in zip(sources[1:], triples[1:], strict=True):
+        untrained = ~trained[rows[:, 1]]
+        if untrained.any():
+            row = int(untrained.argmax())
+            relation = quote(relations[rows[row, 1]])
+            raise InputError(f"{source.place(row)}: relation {relation} has no training triple")

@@ -1,0 +1,80 @@
+"""Big data sets are read once: what came of their files is kept in the user's cache, found by content."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.public import cache_folder
+from lightcake_fast.files import replace_file
+
+FORMAT = "lightcake_fast 1"  # a change of what a reader makes of a file, or of the copy's layout, counts up
+SMALLEST_BYTES = 1 << 25  # smaller sets are read in about a second
+
+
+def kept(files: Sequence[Path], read: Callable[[], KnowledgeGraph], name: str) -> KnowledgeGraph:
+    """What `read` makes of files, or made of the same content before.
+
+    Args:
+        files: What is read, in the order in which it counts.
+        read: Reads them.
+        name: Name of the data set.
+    """
+    if sum(path.stat().st_size for path in files) < SMALLEST_BYTES:
+        return read()
+    try:
+        place = cache_folder() / "prepared" / f"{content_key(files)}.safetensors"
+    except (OSError, RuntimeError):  # a file that cannot be read, of which the reader tells; no home
+        return read()
+    found = load(place, name)
+    if found is not None:
+        return found
+    graph = read()
+    with suppress(OSError):  # a cache that is full or read-only is none
+        place.parent.mkdir(parents=True, exist_ok=True)
+        save(place, graph)
+    return graph
+
+
+def load(place: Path, name: str) -> KnowledgeGraph | None:
+    """What `save` wrote; None if it is not there or damaged."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        arrays = load_file(place)
+        entities, relations = (
+            tuple(arrays[names].tobytes().decode().split("\0")) for names in ("entities", "relations")
+        )
+        train, valid, test = (arrays[split].astype(np.int64) for split in SPLITS)
+        dropped = dict(zip(SPLITS, arrays["duplicates"].tolist(), strict=True))
+        return KnowledgeGraph(name, entities, relations, train, valid, test, dropped)
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return None
+
+
+def save(place: Path, graph: KnowledgeGraph) -> None:
+    """Keep a graph whose names hold no NUL."""
+    from safetensors.numpy import save_file
+
+    arrays = {split: graph.split(split).astype(np.int32) for split in SPLITS}
+    for field, names in (("entities", graph.entities), ("relations", graph.relations)):
+        arrays[field] = np.frombuffer("\0".join(names).encode(), np.uint8)
+    arrays["duplicates"] = np.array([graph.duplicates[split] for split in SPLITS])
+    replace_file(place, lambda temporary: save_file(arrays, temporary))
+
+
+def content_key(files: Sequence[Path]) -> str:
+    """A hash of the files' names, without their folders, and of their content."""
+    digest = hashlib.blake2b(FORMAT.encode(), digest_size=20)
+    for path in files:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(f"\\0{path.name} {size}\\0".encode())
+            while block := file.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()

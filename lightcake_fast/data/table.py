@@ -1,0 +1,113 @@
+"""Tab-separated files, read block by block: names by row, and where each row stands."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightcake_fast.errors import InputError
+
+BLOCK_BYTES = 1 << 20
+_TAB, _LINE_END = b"\t\n"
+
+
+@dataclass
+class Table:
+    """A tab-separated file, UTF-8, plain or gzip (by its `.gz`).
+
+    Attributes:
+        path: The file.
+        fields: What a line holds, for the message about a line that does not.
+        blank_lines: Numbers of the blank lines read so far, ascending, from 1.
+    """
+
+    path: Path
+    fields: tuple[str, ...]
+    blank_lines: list[int] = field(default_factory=list)
+
+    def place(self, row: int) -> str:
+        """`file:line` of a row, for messages."""
+        line = row + 1
+        for blank in self.blank_lines:
+            line += blank <= line
+        return f"{self.path}:{line}"
+
+    def read(self) -> Iterator[list[str]]:
+        """The names of a block of rows, row after row: `len(fields)` for each.
+
+        Raises:
+            InputError: The file cannot be read or is no text; a line has too few, too many or empty fields.
+        """
+        line = 1
+        for block in self._blocks():
+            names = self._split(block, line)
+            line += block.count(b"\n")
+            if names:
+                yield names
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Whole lines of the file, without a byte order mark, every line but a cut last one with its end."""
+        first = True
+        try:
+            with (gzip.open if self.path.suffix == ".gz" else open)(self.path, "rb") as file:
+                while block := file.read(BLOCK_BYTES) + file.readline():
+                    block = block.removeprefix(b"\xef\xbb\xbf") if first else block
+                    first = False
+                    if b"\r" in block:
+                        block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
+                    yield block
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(f"{self.path}: not a whole gzip file ({error})") from error
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror})") from error
+
+    def _split(self, block: bytes, line: int) -> list[str]:
+        """The names of a block that starts at a line."""
+        text = self._decode(block, line).removesuffix("\n")
+        if self._is_regular(block):
+            return text.replace("\n", "\t").split("\t")
+        found: list[str] = []
+        for number, row in enumerate(text.split("\n"), line):
+            names = row.split("\t")
+            if len(names) == len(self.fields):
+                if "" in names:
+                    problem = f"an empty {self.fields[names.index('')]}"
+                    raise InputError(f"{self.path}:{number}: got {problem}, {self._wanted}")
+                found += names
+            elif len(names) == 1 and not row.strip():
+                self.blank_lines.append(number)
+            else:
+                count = f"{len(names)} field{'s' * (len(names) > 1)}"
+                raise InputError(f"{self.path}:{number}: got {count}, {self._wanted}")
+        return found
+
+    def _is_regular(self, block: bytes) -> bool:
+        """Whether every line has its fields, none of them empty: told from where tabs and line ends lie."""
+        data = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
+        marks = np.flatnonzero((data == _TAB) | (data == _LINE_END))
+        if len(marks) % len(self.fields) or (np.diff(marks, prepend=-1) == 1).any():
+            return False
+        ends: np.ndarray[Any, np.dtype[np.bool_]] = data[marks].reshape(-1, len(self.fields)) == _LINE_END
+        return bool(ends[:, -1].all() and not ends[:, :-1].any())
+
+    @property
+    def _wanted(self) -> str:
+        return f"wanted {'<TAB>'.join(self.fields)}"
+
+    def _decode(self, block: bytes, line: int) -> str:
+        position = block.find(b"\0")
+        if position >= 0:
+            raise InputError(f"{self.path}:{_line(block, position, line)}: got a NUL byte, wanted text")
+        try:
+            return block.decode()
+        except UnicodeDecodeError as error:
+            found = f"got byte 0x{block[error.start]:02x}, wanted UTF-8 text"
+            raise InputError(f"{self.path}:{_line(block, error.start, line)}: {found}") from error
+
+
+def _line(block: bytes, position: int, first: int) -> int:
+    return first + block.count(b"\n", 0, position)
