@@ -1,1 +1,1 @@
-"""Measurements: of one layer, of kernels, of training."""
+"""Measurements: the benchmarks that pytest runs, the gauge of compiled kernels, the report."""

@@ -1,35 +1,51 @@
-"""The benchmark suite: its data and devices, how a call is measured, and the tables after the run."""
+"""Fixtures of the benchmark suite, its option, and the tables after the run."""
 
-import dataclasses
-import importlib.util
+import gc
 import json
-import platform
-import time
-from collections.abc import Callable
-from importlib import metadata
-from typing import Any
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 from rich.console import Console
 
-from lightcake_fast.data import KnowledgeGraph, load_dataset
-from lightcake_fast.data.public import DATA_VARIABLE, PUBLIC_DATASETS, find_folder
+from bench.measuring import DATA, DEVICES, found, machine, synchronise, timed
+from bench.report.measurements import NOT_RUN, Measurement, NotRun
+from bench.report.tables import as_rich, tables
+from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.report.measurements import NOT_RUN, Measurement, NotRun
-from lightcake_fast.report.tables import as_rich, tables
-from lightcake_fast.training.runtime import device_name, prepare_process
+from lightcake_fast.training.runtime import prepare_process
 
-DATA = ("family:300", "family", "family:6000", *PUBLIC_DATASETS)
-DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 SECONDS = 0.5  # of rounds for one figure, at least one round and at most ten
 _NOT_RUN = pytest.StashKey[list[NotRun]]()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The suite's own option."""
+    parser.addoption("--fresh-memory", action="store_true", help="give freed memory back, unlike training")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the list of what is not run; a run that is ended from outside writes what it has."""
+    config.stash[_NOT_RUN] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _like_a_training_process() -> None:
-    prepare_process()
+def _like_a_training_process(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--fresh-memory"):
+        prepare_process()
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_memory_behind() -> Any:
+    """What one benchmark took of a card's memory, or failed to, is there for the next."""
+    yield
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session", params=DEVICES)
@@ -44,14 +60,6 @@ def data(request: pytest.FixtureRequest) -> KnowledgeGraph:
     return found(request.param)
 
 
-def found(name: str) -> KnowledgeGraph:
-    """A data set; skips where a public one is not on this machine."""
-    public = PUBLIC_DATASETS.get(name)
-    if public is not None and find_folder(public) is None:
-        pytest.skip(f"no {name}: put its folder {public.folder} into the one that {DATA_VARIABLE} names")
-    return dataclasses.replace(load_dataset(name), name=name)  # the size of a generated one is in its name
-
-
 @pytest.fixture(scope="session")
 def context(data: KnowledgeGraph, device: torch.device) -> ContextGraph:
     """The training graph on the device."""
@@ -60,10 +68,10 @@ def context(data: KnowledgeGraph, device: torch.device) -> ContextGraph:
 
 
 @pytest.fixture(scope="session")
-def not_run(request: pytest.FixtureRequest) -> Callable[..., None]:
+def not_run(request: pytest.FixtureRequest) -> Callable[..., NoReturn]:
     """Note for the report what is not measured here and why, and skip."""
 
-    def note(reason: str, **what: str) -> None:
+    def note(reason: str, **what: str) -> NoReturn:
         entry = NotRun(reason=reason, **what)
         entries = request.config.stash[_NOT_RUN]
         if entry not in entries:
@@ -74,11 +82,12 @@ def not_run(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 @pytest.fixture
-def measure(benchmark: BenchmarkFixture) -> Callable[..., None]:
+def measure(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Callable[..., None]:
     """Time a call and note what it did.
 
     The call takes what `setup` gives. `warm` is how many seconds a call took before, the compilation not
-    counted; `items` how many things one call deals with; the rest goes into `extra_info`.
+    counted; `items` how many things one call deals with; `beside` are other calls that take turns with it;
+    the rest goes into `extra_info`.
     """
 
     def run(
@@ -88,55 +97,29 @@ def measure(benchmark: BenchmarkFixture) -> Callable[..., None]:
         device: torch.device,
         items: int,
         setup: Callable[[], tuple[Any, ...]] = tuple,
+        beside: Mapping[str, Callable[[], object]] | None = None,
         **info: Any,
     ) -> None:
+        best = dict.fromkeys(beside or {}, float("inf"))
+
+        def before() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            for name, other in (beside or {}).items():
+                best[name] = min(best[name], timed(other, device)[1])
+            arguments = setup()
+            synchronise(device)
+            return arguments, {}
+
         def synchronised(*arguments: Any) -> None:
             call(*arguments)
             synchronise(device)
 
         benchmark.group = " ".join(info[key] for key in ("kind", "mode", "data")) + f" {device}"
-        benchmark.extra_info |= {**machine(device), "items": items, **info}
         rounds = max(1, min(10, int(SECONDS / max(warm, 1e-9))))
-        benchmark.pedantic(  # type: ignore[no-untyped-call]
-            synchronised, setup=lambda: (setup(), {}), rounds=rounds, iterations=1
-        )
-        if benchmark.stats is not None:  # None with --benchmark-disable
-            seconds = benchmark.stats.stats.min
-            benchmark.extra_info["items_per_second"] = items / seconds
-            if info.get("gathered_bytes"):
-                benchmark.extra_info["gathered_bytes_per_second"] = info["gathered_bytes"] / seconds
+        benchmark.pedantic(synchronised, setup=before, rounds=rounds, iterations=1)  # type: ignore[no-untyped-call]
+        memory = "fresh" if request.config.getoption("--fresh-memory") else "kept"
+        benchmark.extra_info |= {**machine(device), "memory": memory, "items": items, **info, "beside": best}
 
     return run
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """What a call gives and how many seconds it took."""
-    start = time.perf_counter()
-    result = call()
-    synchronise(device)
-    return result, time.perf_counter() - start
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """The device and the versions that decide its speed."""
-    peers = ["torch", "numpy", "numba", "triton", "torch_geometric"]
-    versions = {peer: metadata.version(peer) for peer in peers if importlib.util.find_spec(peer)}
-    return {
-        "device": device.type,
-        "device_name": device_name(device),
-        "versions": {"python": platform.python_version(), **versions},
-    }
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Begin the list of what is not run."""
-    config.stash[_NOT_RUN] = []
 
 
 def pytest_benchmark_update_json(

@@ -2,20 +2,21 @@
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from bench.memory import Computation
 from lightcake_fast.data import load_dataset
-from lightcake_fast.efficiency import Computation
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RGCNLayer
 from lightcake_fast.models.neighbours import neighbours, sum_rows
-from lightcake_fast.ops import context_layer
+from lightcake_fast.ops import FUSED_SCORES, context_layer
 
+BFLOAT16 = "lightcake bfloat16"
 BLOCKS = 32  # of a block-diagonal R-GCN: at width 256 its matrices are 8 by 8
 
 
@@ -52,12 +53,19 @@ class LayerInput:
     @classmethod
     def random(cls, graph: ContextGraph, dim: int, score: str = "distmult") -> "LayerInput":
         """Normal rows on the graph's device; scores are of about one, whatever the width."""
+        _ = graph.gpu_plan if graph.device.type == "cuda" else graph.plan  # made now, not when it is timed
         generator = torch.Generator().manual_seed(0)
         scale = 0.7 / max(dim, 4) ** (1 / 6)
         sizes = (graph.num_entities, dim), (2 * graph.num_relations, dim)
         tables = [torch.randn(size, generator=generator) for _ in range(2) for size in sizes]
         x, y, g, q = (table.to(graph.device) for table in tables)
         return cls(graph, (x * scale).requires_grad_(), (y * scale).requires_grad_(), g, q, score)
+
+    def to(self, dtype: torch.dtype) -> "LayerInput":
+        """The same in another type."""
+        x, y = (table.detach().to(dtype).requires_grad_() for table in (self.entities, self.relations))
+        g, q = self.entity_gradient.to(dtype), self.relation_gradient.to(dtype)
+        return LayerInput(self.graph, x, y, g, q, self.score)
 
 
 class LayerStep:
@@ -185,8 +193,18 @@ class _PlainGather(torch.autograd.Function):
         return ctx.gather(gradient), None
 
 
+# This package's layer by the name of its row: DistMult has the plain one.
+SCORE_OF = {"lightcake" if score == "distmult" else f"lightcake {score}": score for score in FUSED_SCORES}
+
+
+def fused_builder(score: str) -> Callable[[LayerInput], LayerStep]:
+    """The layer in this package's kernels."""
+    return lambda given: context_step(replace(given, score=score), "auto")
+
+
 BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
-    "lightcake": lambda given: context_step(given, "auto"),
+    **{name: fused_builder(score) for name, score in SCORE_OF.items()},
+    BFLOAT16: lambda given: context_step(given.to(torch.bfloat16), "auto"),
     "lightcake eager": lambda given: context_step(given, "reference"),
     "lightcake compiled": lambda given: context_step(given, "reference", compiled=True),
     "rgcn": lambda given: rgcn_step(given, "full"),
@@ -198,7 +216,7 @@ BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
 
 # Rows of d numbers that an implementation gathers for each context triple. Source: docs/op.md, passes.
 _GATHERED_ROWS = {
-    "lightcake": {"forward": 2, "backward": 4, "both": 6},
+    **{name: {"forward": 2, "backward": 4, "both": 6} for name in (*SCORE_OF, BFLOAT16)},
     "gather": {"forward": 1, "backward": 2, "both": 3},
 }
 
@@ -209,10 +227,10 @@ def gathered_bytes(given: LayerInput, name: str, mode: str) -> int | None:
     Args:
         given: what it computes from.
         name: a key of ``BUILDERS``.
-        mode: "forward", "backward" or "both".
+        mode: "forward", "backward", "both" or its "replay".
     """
     rows = _GATHERED_ROWS.get(name)
-    return None if rows is None else rows[mode] * given.context_triples * given.row_bytes
+    return None if rows is None else rows.get(mode, rows["both"]) * given.context_triples * given.row_bytes
 
 
 def predicted_peak(given: LayerInput, name: str) -> int:
@@ -227,12 +245,6 @@ def predicted_peak(given: LayerInput, name: str) -> int:
     if name == "PyG FastRGCNConv":  # a one-hot row of the relation for each context triple, twice
         peak += 2 * given.context_triples * 2 * given.graph.num_relations * given.entities.element_size()
     return peak
-
-
-def largest_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Over all results, the largest difference relative to the largest entry."""
-    pairs = zip(actual, expected, strict=True)
-    return max(float((a - e.view_as(a)).detach().abs().max() / e.detach().abs().max()) for a, e in pairs)
 
 
 def layer_input(dataset: str, dim: int, score: str = "distmult") -> LayerInput:

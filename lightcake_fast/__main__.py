@@ -12,7 +12,6 @@ COMMANDS = {
     "predict": "predict the relation of a pair, and explain it",
     "evaluate": "metrics of a run, by relation or degree too",
     "export": "write refined embeddings for other programs",
-    "report": "turn a benchmark run into Markdown with figures",
     "reproduce": "make the paper's tables and figures anew",
 }
 

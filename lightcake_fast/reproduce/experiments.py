@@ -36,10 +36,12 @@ class Experiment:
 
     Attributes:
         title: What it shows.
+        varies: What its rows differ in.
         rows: Its rows.
     """
 
     title: str
+    varies: str
     rows: tuple[Row, ...]
 
 
@@ -50,19 +52,19 @@ def _table_2() -> Experiment:
     for score in ("transe", "distmult"):
         label = f"{MODELS['lightcake'].label}-{MODELS[score].label}"
         rows.append(Row(label, {"model": "lightcake", "score": score}, label))
-    return Experiment("Relation prediction by model (the paper's table 2)", tuple(rows))
+    return Experiment("Relation prediction by model (the paper's table 2)", "model", tuple(rows))
 
 
 def _ablation(score: str) -> Experiment:
     contexts: dict[str, Settings] = {"none": {"layers": 0}}
     contexts |= {name: {"context": name} for name in ("relation", "entity", "both")}
     rows = tuple(Row(name, {"score": score, **settings}) for name, settings in contexts.items())
-    return Experiment(f"LightCAKE ({score}) by context", rows)
+    return Experiment(f"LightCAKE ({score}) by context", "context", rows)
 
 
 def _layers(score: str) -> Experiment:
     rows = tuple(Row(str(n), {"score": score, "layers": n}) for n in range(1, MOST_LAYERS + 1))
-    return Experiment(f"LightCAKE ({score}) by number of layers", rows)
+    return Experiment(f"LightCAKE ({score}) by number of layers", "layers", rows)
 
 
 def _options(score: str) -> Experiment:
@@ -76,7 +78,7 @@ def _options(score: str) -> Experiment:
         "ties by index": {"ties": "index"},
     }
     rows = tuple(Row(label, {"score": score, **settings}) for label, settings in off.items())
-    return Experiment(f"LightCAKE ({score}): each option beyond the paper switched off alone", rows)
+    return Experiment(f"LightCAKE ({score}): each option beyond the paper switched off alone", "option", rows)
 
 
 def _efficiency() -> Experiment:
@@ -85,7 +87,7 @@ def _efficiency() -> Experiment:
         Row("R-GCN", {"model": "rgcn"}, "R-GCN"),
         Row("LightCAKE-DistMult", {"model": "lightcake", "score": "distmult"}, "LightCAKE-DistMult"),
     )
-    return Experiment("Contexts used, size, speed and memory", rows)
+    return Experiment("Contexts used, size, speed and memory", "model", rows)
 
 
 def experiments(score: str) -> dict[str, Experiment]:

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import multiprocessing
+import os
 import re
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,12 +51,13 @@ def folder_of(config: TrainingConfig, out: Path) -> Path:
     return out / "runs" / f"{readable}-{config.title}-seed{config.seed}-{digest}"
 
 
-def run(settings: Mapping[str, Any], folder: Path) -> Outcome:
+def run(settings: Mapping[str, Any], folder: Path, *, silent: bool = False) -> Outcome:
     """Train a run to its end, unless that was done before, and read what it gave.
 
     Args:
         settings: Values by field of `TrainingConfig`; the preset has the others.
         folder: Its folder; a run that was stopped goes on.
+        silent: Print nothing but errors.
 
     Raises:
         InputError: The training failed: its own message stands above.
@@ -62,7 +65,7 @@ def run(settings: Mapping[str, Any], folder: Path) -> Outcome:
     """
     if not (folder / "results.json").is_file():
         flags = ["--resume", str(folder)] if folder.is_dir() else [*_flags(settings), "--out", str(folder)]
-        code, peak = _call(flags)
+        code, peak = _call(flags, silent)
         if code in (130, 143):
             raise SystemExit(code)
         if code:
@@ -96,7 +99,7 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
             yield from (flag, str(value))
 
 
-def _call(arguments: Sequence[str]) -> tuple[int, int | None]:
+def _call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
     """(exit code, peak memory in bytes) of a training in a process of its own, on this one's terminal.
 
     Where there is a fork server, it imports PyTorch once for all runs; its processes have computed nothing
@@ -109,7 +112,7 @@ def _call(arguments: Sequence[str]) -> tuple[int, int | None]:
     else:
         context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_train, args=(list(arguments), sender))
+    process = context.Process(target=_train, args=(list(arguments), silent, sender))
     process.start()
     sender.close()
     try:
@@ -121,9 +124,10 @@ def _call(arguments: Sequence[str]) -> tuple[int, int | None]:
     return process.exitcode or 0, receiver.recv() if receiver.poll() else None
 
 
-def _train(arguments: list[str], sender: "Connection[int | None, None]") -> None:
+def _train(arguments: list[str], silent: bool, sender: "Connection[int | None, None]") -> None:
     prepare_process()
-    code = cli.run(train.main, arguments)
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere if silent else sys.stdout):
+        code = cli.run(train.main, arguments)
     try:
         import resource
     except ImportError:  # not on Windows

@@ -11,6 +11,7 @@ from typing import Any
 from lightcake_fast.reproduce.paper import Scores
 from lightcake_fast.reproduce.runs import Outcome
 
+Cell = str | int | float | None
 HALF_A_DIGIT = 5e-4  # the paper gives three digits: with one seed, all that is known of a deviation
 
 
@@ -23,7 +24,8 @@ class Table:
         head: Names of the columns.
         rows: Cells as text.
         notes: Lines to stand below it.
-        curves: Points (x, y) of a figure, by name; empty for none.
+        records: The same for programs: a number or a word a cell, by the name of its column.
+        curves: Points (x, mean, deviation) of a figure, by name; empty for none.
         axes: Names of the figure's axes.
     """
 
@@ -31,7 +33,8 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
-    curves: Mapping[str, Sequence[tuple[str, float]]] = field(default_factory=dict)
+    records: Sequence[Mapping[str, Cell]] = ()
+    curves: Mapping[str, Sequence[tuple[str, float, float]]] = field(default_factory=dict)
     axes: tuple[str, str] = ("", "")
 
     def markdown(self) -> str:
@@ -43,24 +46,25 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """The table as comma-separated values."""
+        """The records as comma-separated values; an empty cell is a number that there is not."""
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.head, *self.rows])
+        columns = list(dict.fromkeys(name for record in self.records for name in record))
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(self.records)
         return text.getvalue()
 
 
-def mean_scores(outcomes: Sequence[Outcome]) -> tuple[Scores, float]:
-    """(mean test figures over seeds, deviation of the MRR): with one seed half a digit of the paper's."""
+def mean_scores(outcomes: Sequence[Outcome]) -> tuple[Scores, float | None]:
+    """(mean test figures over seeds, deviation of the MRR, unknown with one seed)."""
     tests = [outcome.results["test"]["all"] for outcome in outcomes]
     means = Scores(*(statistics.fmean(test[key] for test in tests) for key in ("mrr", "mr", "hits_at_3")))
-    if len(tests) == 1:
-        return means, HALF_A_DIGIT
-    return means, statistics.stdev(test["mrr"] for test in tests)
+    return means, statistics.stdev(test["mrr"] for test in tests) if len(tests) > 1 else None
 
 
-def verdict(ours: float, deviation: float, theirs: float) -> str:
+def verdict(ours: float, deviation: float | None, theirs: float) -> str:
     """How our MRR stands to the paper's: "above", "equal" within the deviation, or "below"."""
-    if abs(ours - theirs) <= deviation:
+    if abs(ours - theirs) <= (HALF_A_DIGIT if deviation is None else deviation):
         return "equal"
     return "above" if ours > theirs else "below"
 
@@ -68,7 +72,7 @@ def verdict(ours: float, deviation: float, theirs: float) -> str:
 def score_cells(outcomes: Sequence[Outcome], paper: Scores | None) -> list[str]:
     """The cells of a row for a data set: ours, the paper's, and the verdict."""
     means, deviation = mean_scores(outcomes)
-    spread = f" ± {deviation:.4f}" if len(outcomes) > 1 else ""
+    spread = "" if deviation is None else f" ± {deviation:.4f}"
     ours = f"{means.mrr:.4f}{spread} / {means.mr:.3f} / {means.hits_at_3:.4f}"
     if paper is None:
         return [ours, "", ""]
@@ -76,8 +80,18 @@ def score_cells(outcomes: Sequence[Outcome], paper: Scores | None) -> list[str]:
     return [ours, theirs, verdict(means.mrr, deviation, paper.mrr)]
 
 
+def score_record(outcomes: Sequence[Outcome], paper: Scores | None) -> dict[str, Cell]:
+    """The same as numbers."""
+    means, deviation = mean_scores(outcomes)
+    record: dict[str, Cell] = {**means._asdict(), "mrr_deviation": deviation, "seeds": len(outcomes)}
+    if paper is not None:
+        record |= {f"paper_{name}": value for name, value in paper._asdict().items()}
+        record["ours_is"] = verdict(means.mrr, deviation, paper.mrr)
+    return record
+
+
 def draw(table: Table, path: Path) -> None:
-    """Draw the table's curves as a PNG.
+    """Draw the table's curves as a PNG, with bars of one deviation where there are several seeds.
 
     Args:
         table: With `curves`.
@@ -88,7 +102,8 @@ def draw(table: Table, path: Path) -> None:
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes: Any = figure.subplots()
     for name, points in table.curves.items():
-        axes.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
+        x, mean, deviation = zip(*points, strict=True)
+        axes.errorbar(x, mean, yerr=deviation if any(deviation) else None, fmt="o-", capsize=3, label=name)
     axes.set_title(table.title, fontsize=11)
     axes.set_xlabel(table.axes[0])
     axes.set_ylabel(table.axes[1])

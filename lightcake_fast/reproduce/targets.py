@@ -8,7 +8,7 @@ from lightcake_fast.data.statistics import compute_statistics
 from lightcake_fast.reproduce import paper
 from lightcake_fast.reproduce.experiments import Experiment, Row
 from lightcake_fast.reproduce.runs import Outcome
-from lightcake_fast.reproduce.tables import Table, mean_scores, score_cells
+from lightcake_fast.reproduce.tables import Cell, Table, mean_scores, score_cells, score_record
 
 Finished = Mapping[tuple[str, str], Sequence[Outcome]]  # by row and data set; an outcome a seed
 
@@ -27,6 +27,7 @@ COMPLEXITY = {
 def table_1(datasets: Sequence[str], data_dir: str | None) -> Table:
     """Statistics of the data sets beside the paper's mean context sizes."""
     rows, swapped = [], []
+    records: list[dict[str, Cell]] = []
     for name in datasets:
         figures = compute_statistics(load_dataset(name, data_dir))
         theirs = paper.CONTEXT_SIZES.get(name)
@@ -43,36 +44,59 @@ def table_1(datasets: Sequence[str], data_dir: str | None) -> Table:
                 f"{figures.test_triples_with_unseen:,}",
             ]
         )
+        records.append(
+            {
+                "data set": name,
+                "entities": figures.entities,
+                "relations": figures.relations,
+                **figures.triples,
+                "mean_entity_context": figures.mean_entity_context,
+                "mean_relation_context": figures.mean_relation_context,
+                "paper_entity_context": theirs[0] if theirs else None,
+                "paper_relation_context": theirs[1] if theirs else None,
+                "test_triples_with_unseen": figures.test_triples_with_unseen,
+            }
+        )
     head = ["data set", "entities", "relations", "train", "valid", "test"]
     head += ["mean contexts (entity / relation)", "paper", "test triples with an unseen entity"]
     notes = [f"The paper's table has valid and test swapped for {' and '.join(swapped)}."] if swapped else []
-    return Table("Data sets (the paper's table 1)", head, rows, notes)
+    return Table("Data sets (the paper's table 1)", head, rows, notes, records)
 
 
 def comparison(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
     """Test figures of each row on each data set, beside the paper's where it has them."""
-    head = ["", *(cell for name in datasets for cell in (name, "paper", "ours is"))]
+    head = [experiment.varies, *(cell for name in datasets for cell in (name, "paper", "ours is"))]
     rows = []
+    records: list[dict[str, Cell]] = []
     for row in experiment.rows:
         cells = [row.label]
         for name in datasets:
             theirs = paper.published(row.published, name) if row.published else None
-            cells += score_cells(finished[row.label, name], theirs)
+            outcomes = finished[row.label, name]
+            cells += score_cells(outcomes, theirs)
+            about = {experiment.varies: row.label, "data set": name}
+            records.append({**about, **score_record(outcomes, theirs)})
         rows.append(cells)
-    table = _without_empty_columns(Table(experiment.title, head, rows, [FIGURES_NOTE]))
-    return replace(table, notes=[FIGURES_NOTE, PAPER_NOTE]) if "ours is" in table.head else table
+    kept = [n for n in range(len(head)) if n == 0 or any(row[n] for row in rows)]
+    head, rows = [head[n] for n in kept], [[row[n] for n in kept] for row in rows]
+    notes = [FIGURES_NOTE, PAPER_NOTE] if "ours is" in head else [FIGURES_NOTE]
+    return Table(experiment.title, head, rows, notes, records)
+
+
+def with_curves(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
+    """`comparison` with a figure: MRR by what the rows vary, a curve a data set."""
+    table = comparison(experiment, datasets, finished)
+    curves = {name: _curve(experiment.rows, name, finished) for name in datasets}
+    seeds = table.records[0]["seeds"]
+    axes = experiment.varies, "test MRR" if seeds == 1 else f"test MRR, mean and deviation of {seeds} seeds"
+    return replace(table, curves=curves, axes=axes)
 
 
 def by_layers(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """The same with a figure: MRR by number of layers, a curve a data set."""
-    table = _with_curves("layers", experiment, datasets, finished)
+    """`with_curves`, with a note on the paper."""
+    table = with_curves(experiment, datasets, finished)
     note = "The paper shows these values in a figure only: no numbers of its stand here."
     return replace(table, notes=[*table.notes, note])
-
-
-def by_context(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """The same with a figure: MRR by context, a curve a data set."""
-    return _with_curves("context", experiment, datasets, finished)
 
 
 def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
@@ -80,59 +104,59 @@ def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finish
     head = ["data set", "model", "entity contexts", "relation contexts", "size", "parameters", "MRR", "paper"]
     head += ["training triples/s", "of R-GCN", "peak memory, MB"]
     rows = []
+    records: list[dict[str, Cell]] = []
     for name in datasets:
         speed = {row.label: _mean_speed(finished[row.label, name]) for row in experiment.rows}
         for row in experiment.rows:
             outcomes = finished[row.label, name]
             theirs = paper.published(row.label, name)
-            peaks = [outcome.peak_bytes for outcome in outcomes if outcome.peak_bytes]
+            peak = max((run.peak_bytes for run in outcomes if run.peak_bytes), default=None)
+            parameters, mrr = outcomes[0].results["parameters"], mean_scores(outcomes)[0].mrr
             rows.append(
                 [
                     name,
                     row.label,
                     *COMPLEXITY[row.label],
-                    f"{outcomes[0].results['parameters']:,}",
-                    f"{mean_scores(outcomes)[0].mrr:.4f}",
+                    f"{parameters:,}",
+                    f"{mrr:.4f}",
                     f"{theirs.mrr:.3f}" if theirs else "",
                     f"{speed[row.label]:,.0f}",
                     f"{speed[row.label] / speed['R-GCN']:.2f}",
-                    f"{max(peaks) / 1e6:,.0f}" if peaks else "",
+                    f"{peak / 1e6:,.0f}" if peak else "",
                 ]
+            )
+            records.append(
+                {
+                    "data set": name,
+                    "model": row.label,
+                    "parameters": parameters,
+                    "mrr": mrr,
+                    "paper_mrr": theirs.mrr if theirs else None,
+                    "triples_per_second": speed[row.label],
+                    "peak_bytes": peak,
+                }
             )
     note = (
         "Sizes leave out the relation bias (R) and the unknown-entity vectors (2 d), which all three have "
         "where the preset asks for them. Speed is the median epoch's, memory that of the whole process. A "
         "step without context scores its pairs and no more, so DistMult trains many more a second."
     )
-    return Table(experiment.title, head, rows, [note])
+    return Table(experiment.title, head, rows, [note], records)
 
 
 BUILDERS: dict[str, Callable[[Experiment, Sequence[str], Finished], Table]] = {
     "table2": comparison,
-    "ablation": by_context,
+    "ablation": with_curves,
     "layers": by_layers,
     "efficiency": efficiency,
     "options": comparison,
 }
 
 
-def _with_curves(what: str, experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """`comparison`, its rows named by `what` they vary, with a curve of the MRR for each data set."""
-    table = comparison(experiment, datasets, finished)
-    curves = {name: _curve(experiment.rows, name, finished) for name in datasets}
-    return replace(table, head=[what, *table.head[1:]], curves=curves, axes=(what, "test MRR"))
-
-
-def _curve(rows: Sequence[Row], dataset: str, finished: Finished) -> list[tuple[str, float]]:
-    return [(row.label, mean_scores(finished[row.label, dataset])[0].mrr) for row in rows]
+def _curve(rows: Sequence[Row], dataset: str, finished: Finished) -> list[tuple[str, float, float]]:
+    scores = {row.label: mean_scores(finished[row.label, dataset]) for row in rows}
+    return [(label, means.mrr, deviation or 0.0) for label, (means, deviation) in scores.items()]
 
 
 def _mean_speed(outcomes: Sequence[Outcome]) -> float:
     return sum(outcome.triples_per_second for outcome in outcomes) / len(outcomes)
-
-
-def _without_empty_columns(table: Table) -> Table:
-    """Columns of the paper in which it has nothing are left out."""
-    kept = [n for n in range(len(table.head)) if n == 0 or any(row[n] for row in table.rows)]
-    rows = [[row[n] for n in kept] for row in table.rows]
-    return Table(table.title, [table.head[n] for n in kept], rows, table.notes)

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from lightcake_fast import cli
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS
 from lightcake_fast.reproduce import __main__ as command
-from lightcake_fast.reproduce import paper, runs
+from lightcake_fast.reproduce import paper, results, runs, search
 from lightcake_fast.reproduce.experiments import Experiment, Row, configuration, experiments
 from lightcake_fast.reproduce.runs import Outcome, folder_of, read
-from lightcake_fast.reproduce.tables import Table, mean_scores, score_cells, verdict
-from lightcake_fast.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison
+from lightcake_fast.reproduce.tables import Cell, Table, draw, mean_scores, score_cells, score_record, verdict
+from lightcake_fast.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison, with_curves
 from lightcake_fast.training.runtime import device_name
 
 TINY = ["--datasets", "family:60", "--", "--dim", "4", "--epochs", "1", "--batch-size", "512"]
@@ -95,16 +96,51 @@ def test_the_cells_of_a_row() -> None:
 
 
 def test_the_paper_is_spoken_of_where_it_has_figures() -> None:
-    experiment = Experiment("T", (Row("DistMult", {}, "DistMult"), Row("own")))
+    experiment = Experiment("T", "model", (Row("DistMult", {}, "DistMult"), Row("own")))
     finished = {(row.label, data): [outcome(0.9)] for row in experiment.rows for data in ("ddb14", "mine")}
     assert comparison(experiment, ["ddb14"], finished).notes == [FIGURES_NOTE, PAPER_NOTE]
     assert comparison(experiment, ["mine"], finished).notes == [FIGURES_NOTE]
 
 
 def test_a_table_as_markdown_and_csv() -> None:
-    table = Table("T", ["a", "b"], [["1,5", "x"]], ["a note"])
+    records: list[dict[str, Cell]] = [{"a": "1,5", "b": 2.5}, {"a": "x", "c": None}]
+    table = Table("T", ["a", "b"], [["1,5", "x"]], ["a note"], records)
     assert table.markdown() == "## T\n\n| a | b |\n| --- | --- |\n| 1,5 | x |\n\na note\n"
-    assert table.csv() == 'a,b\n"1,5",x\n'
+    assert table.csv() == 'a,b,c\n"1,5",2.5,\nx,,\n'
+
+
+def test_a_record_has_a_number_a_cell() -> None:
+    theirs = paper.published("LightCAKE-DistMult", "wn18rr")
+    record = score_record([outcome(0.5, 2.0, 0.25), outcome(0.75, 4.0, 0.75)], theirs)
+    deviation = record.pop("mrr_deviation")
+    assert deviation == pytest.approx(0.125 * 2**0.5)
+    assert record == {
+        "mrr": 0.625,
+        "mr": 3.0,
+        "hits_at_3": 0.5,
+        "seeds": 2,
+        "paper_mrr": 0.955,
+        "paper_mr": 1.134,
+        "paper_hits_at_3": 0.988,
+        "ours_is": "below",
+    }
+    assert score_record([outcome(0.5)], None)["mrr_deviation"] is None
+
+
+def test_a_figure_shows_the_deviation_over_seeds(tmp_path: Path, peer: Callable[[str], Any]) -> None:
+    peer("matplotlib")
+    experiment = experiments("distmult")["layers"]
+    runs_of = {row.label: [outcome(0.5), outcome(0.75)] for row in experiment.rows}
+    finished = {(label, "mine"): outcomes for label, outcomes in runs_of.items()}
+    table = with_curves(experiment, ["mine"], finished)
+    assert table.axes == ("layers", "test MRR, mean and deviation of 2 seeds")
+    layers, mean, deviation = table.curves["mine"][0]
+    assert (layers, mean) == ("1", 0.625)
+    assert deviation == pytest.approx(0.125 * 2**0.5)
+    draw(table, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    one = {cell: outcomes[:1] for cell, outcomes in finished.items()}
+    assert with_curves(experiment, ["mine"], one).axes == ("layers", "test MRR")
 
 
 def test_targets_share_runs_and_a_second_call_trains_nothing(
@@ -122,16 +158,16 @@ def test_targets_share_runs_and_a_second_call_trains_nothing(
         rows = list(csv.DictReader(file))
     assert [row["context"] for row in rows] == ["none", "relation", "entity", "both"]
     finished = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/results.json")]
-    measured = {f"{run['test']['all']['mrr']:.4f}" for run in finished}
-    assert {row["family:60"].split(" / ")[0] for row in rows} <= measured
+    measured = {run["test"]["all"]["mrr"] for run in finished}
+    assert {float(row["mrr"]) for row in rows} <= measured
     with (tmp_path / "efficiency.csv").open() as file:
         sizes = {row["model"]: row for row in csv.DictReader(file)}
     # N (60 entities) d + R (19) d + R + 2 d; LightCAKE has rows for the inverses
     entities, relations, dim = 60, 19, 4
     shared = entities * dim + relations + 2 * dim
-    assert sizes["DistMult"]["parameters"] == f"{shared + relations * dim:,}"
-    assert sizes["LightCAKE-DistMult"]["parameters"] == f"{shared + 2 * relations * dim:,}"
-    assert all(int(row["peak memory, MB"].replace(",", "")) > 50 for row in sizes.values())
+    assert sizes["DistMult"]["parameters"] == str(shared + relations * dim)
+    assert sizes["LightCAKE-DistMult"]["parameters"] == str(shared + 2 * relations * dim)
+    assert all(int(row["peak_bytes"]) > 50e6 for row in sizes.values())
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 
     def refuse(*arguments: object) -> None:
@@ -211,3 +247,41 @@ def test_a_broken_run_is_named(tmp_path: Path, content: str | None) -> None:
         (tmp_path / "metrics.jsonl").write_text(content)
     with pytest.raises(InputError, match="no finished run, or a damaged one"):
         read(tmp_path)
+
+
+def test_a_search_shows_no_test_metrics_and_trains_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [
+        "--out",
+        str(tmp_path),
+        "--grid",
+        "dim=4",
+        "l2=0,0.5",
+        "--",
+        "--dataset",
+        "family:60",
+        "--epochs",
+        "1",
+    ]
+    assert cli.run(search.main, argv) == 0
+    printed = capfd.readouterr().out
+    assert {folder.name for folder in tmp_path.iterdir()} == {"dim_4_l2_0", "dim_4_l2_0.5"}
+    best = [json.loads((folder / "results.json").read_text())["valid"] for folder in tmp_path.iterdir()]
+    scores = sorted((f"{valid['all']['mrr']:.4f}" for valid in best), reverse=True)
+    assert re.findall(r"^\| (0\.\d+) \|", printed, re.MULTILINE) == scores
+    assert "test" not in printed
+    monkeypatch.setattr(runs, "_call", None)
+    assert cli.run(search.main, argv) == 0
+    assert capfd.readouterr().out == printed
+    assert cli.run(results.main, [str(folder) for folder in tmp_path.iterdir()] + ["nowhere"]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert all(line.startswith("| family:60 | LightCAKE-DistMult | best | 0.") for line in lines[4:])
+
+
+def test_a_wrong_grid_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for axis in ("dim", "dim=", "size=4", "dim=x"):
+        assert cli.run(search.main, ["--out", str(tmp_path / "x"), "--grid", axis]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "x").exists()

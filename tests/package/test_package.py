@@ -37,7 +37,6 @@ LAYERS = {
     "lightcake_fast.metrics": 2,
     "lightcake_fast.models": 2,
     "lightcake_fast.training": 3,
-    "lightcake_fast.efficiency": 5,
     "lightcake_fast.inference": 4,
     "lightcake_fast.cli": 5,
     "lightcake_fast.train": 5,
@@ -45,7 +44,6 @@ LAYERS = {
     "lightcake_fast.predict": 5,
     "lightcake_fast.evaluate": 5,
     "lightcake_fast.export": 5,
-    "lightcake_fast.report": 5,
     "lightcake_fast.reproduce": 5,
     "lightcake_fast.__main__": 5,
     "lightcake_fast": 6,  # offers the public names of all layers, each imported when first asked for
@@ -54,7 +52,6 @@ LAYERS = {
 OPTIONAL = {
     "lightcake_fast.inference.answers": {"pandas"},
     "lightcake_fast.inference.figure": {"matplotlib"},
-    "lightcake_fast.report.figures": {"matplotlib"},
     "lightcake_fast.reproduce.tables": {"matplotlib"},
 }
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from rich.table import Table as RichTable
 
-from lightcake_fast.report.measurements import Measurement, NotRun
+from bench.report.measurements import Measurement, NotRun
 
+MODES = ("forward", "backward", "both", "replay")  # of a layer; a replay is both, as one CUDA graph
 RGCN, EAGER = "rgcn", "lightcake eager"  # what the figures of a layer are divided by
 
 
@@ -49,9 +50,10 @@ def tables(measurements: Sequence[Measurement], left_out: Sequence[NotRun]) -> l
                     if (n.kind, n.data, n.device) == (kind, data, device)
                 ]
                 made.append(table)
-        scaling = [m for m in here if m.kind == "scaling"]
-        made += [_scaling_table(scaling)] if scaling else []
-        others = [m for m in here if m.kind not in ("layer", "training", "scaling")]
+        for kind, whole in (("peers", _peers_table), ("scaling", _scaling_table)):
+            of_kind = [m for m in here if m.kind == kind]
+            made += [whole(of_kind)] if of_kind else []
+        others = [m for m in here if m.kind not in ("layer", "training", "peers", "scaling")]
         made += [_other_table(others)] if others else []
     return made
 
@@ -84,17 +86,18 @@ def _line(cells: Iterable[str]) -> str:
 def _layer_table(measurements: Sequence[Measurement]) -> Table:
     """Models side by side, the fastest first: time, throughput, memory, parameters, over R-GCN and eager."""
     one = measurements[0]
+    modes = [mode for mode in MODES if mode != "replay" or any(m.mode == mode for m in measurements)]
     table = Table(
         f"One layer on {one.data}, {one.device}: {one.items:,} context triples, width {one.dim}",
-        ["model", "forward ms", "backward ms", "both ms", *_over("M triples/s"), "GB/s"],
+        ["model", *(f"{mode} ms" for mode in modes), *_over("M triples/s"), "GB/s"],
     )
     table.header += [*_over("peak MB"), *_over("parameters")]
     both = {m.model: m for m in measurements if m.mode == "both"}
     models = dict.fromkeys(m.model for m in measurements)
     for model in sorted(models, key=lambda name: both[name].seconds if name in both else float("inf")):
-        modes = {m.mode: m for m in measurements if m.model == model}
-        whole = modes.get("both")
-        row = [model, *(_milliseconds(modes.get(mode)) for mode in ("forward", "backward", "both"))]
+        seconds = {m.mode: m.seconds for m in measurements if m.model == model}
+        whole = both.get(model)
+        row = [model, *(_milliseconds(seconds.get(mode)) for mode in modes)]
         if whole is None:
             table.rows.append(row + [""] * (len(table.header) - len(row)))
             continue
@@ -122,13 +125,31 @@ def _training_table(measurements: Sequence[Measurement]) -> Table:
             [
                 some.model,
                 str(some.layers),
-                _milliseconds(step),
+                _milliseconds(step.seconds if step else None),
                 f"{epoch.seconds:.2f}" if epoch else "",
                 f"{some.items_per_second:,.0f}",
                 _megabytes(some.peak_bytes),
                 _count(some.parameters),
             ]
         )
+    return table
+
+
+def _peers_table(measurements: Sequence[Measurement]) -> Table:
+    one = measurements[0]
+    peers = list(dict.fromkeys(name for m in measurements for name in m.beside or ()))
+    table = Table(
+        f"A layer and its peers in turn, {one.device}, forward and backward, width {one.dim}, "
+        f"freed memory {one.memory}",
+        ["data", "model", "ms", *(head for peer in peers for head in (f"{peer} ms", "ratio"))],
+        text=2,
+    )
+    for m in sorted(measurements, key=lambda m: m.entities or 0):
+        row = [m.data, m.model, _milliseconds(m.seconds)]
+        for peer in peers:
+            seconds = (m.beside or {}).get(peer)
+            row += [_milliseconds(seconds), "" if seconds is None else _ratio(seconds / m.seconds)]
+        table.rows.append(row)
     return table
 
 
@@ -147,7 +168,7 @@ def _scaling_table(measurements: Sequence[Measurement]) -> Table:
             [
                 m.data,
                 f"{m.items:,}",
-                _milliseconds(m),
+                _milliseconds(m.seconds),
                 f"{m.seconds / m.items * 1e9:.1f}",
                 f"{limit.seconds / limit.items * 1e9:.1f}" if limit else "",
                 f"{m.seconds / limit.seconds:.2f}" if limit else "",
@@ -159,12 +180,12 @@ def _scaling_table(measurements: Sequence[Measurement]) -> Table:
 
 def _other_table(measurements: Sequence[Measurement]) -> Table:
     table = Table(
-        f"Evaluation, loading and import, {measurements[0].device}",
+        f"Evaluation, loading, import and memory, {measurements[0].device}",
         ["what", "model", "data", "ms", "items", "items/s"],
         text=3,
     )
     for m in measurements:
-        cells = [f"{m.kind}, {m.mode}", m.model, m.data, _milliseconds(m)]
+        cells = [f"{m.kind}, {m.mode}", m.model, m.data, _milliseconds(m.seconds)]
         table.rows.append([*cells, f"{m.items:,}", f"{m.items_per_second:,.0f}" if m.items > 1 else ""])
     return table
 
@@ -189,10 +210,10 @@ def _ratio(value: float) -> str:
     return f"{value:,.0f}x" if value >= 10 else f"{value:.2g}x"
 
 
-def _milliseconds(measured: Measurement | None) -> str:
-    if measured is None:
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
         return ""
-    value = measured.seconds * 1e3
+    value = seconds * 1e3
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

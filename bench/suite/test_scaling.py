@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from bench.conftest import timed
-from bench.layers import BUILDERS, LayerInput, gathered_bytes, largest_difference
-from lightcake_fast.efficiency import peak_of_call
+from bench.equality import TOLERANCE, largest_difference
+from bench.layers import BUILDERS, LayerInput, gathered_bytes
+from bench.measuring import timed
+from bench.memory import peak_of_call
 from lightcake_fast.graph import ContextGraph
 
 DIM = 64
@@ -43,7 +44,7 @@ def test_scaling(kind: str, size: int, name: str, device: torch.device, measure:
     if name == "lightcake" and size <= LARGEST_COMPARED:
         results = [BUILDERS[which](given).both() for which in (name, "lightcake eager")]
         difference = largest_difference(*results)
-        assert difference < 5e-4, f"off by {difference:.1e}: not timed"
+        assert difference < TOLERANCE, f"off by {difference:.1e}: not timed"
     step = BUILDERS[name](given)
     peak = peak_of_call(step.both, device)
     # the largest is not run once more to find out that it takes seconds

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench.conftest import DATA, found, timed
+from bench.measuring import DATA, found, timed
 from lightcake_fast.data import KnowledgeGraph, load_dataset
-from lightcake_fast.efficiency import Training
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.metrics import Evaluation
+from lightcake_fast.training.experiment import Experiment
 
 IMPORTS = {
     "torch": "import torch",
@@ -25,22 +26,26 @@ IMPORTS = {
 def test_evaluation(dataset: str, device: torch.device, measure: Any) -> None:
     """Refine and rank the relations of the test split."""
     found(dataset)
-    training = Training({"dataset": dataset, "dim": 64, "layers": 2, "device": device.type})
-    twin = Training({"dataset": dataset, "dim": 64, "layers": 2, "device": device.type})
-    assert training.evaluate() == twin.evaluate(), "two evaluations differ: not timed"
-    _, warm = timed(training.evaluate, device)
+    flags = {"dataset": dataset, "dim": 64, "layers": 2, "device": device.type}
+    experiment, twin = Experiment.of(**flags), Experiment.of(**flags)
+
+    def evaluate() -> Evaluation:
+        return experiment.evaluate("test")
+
+    assert evaluate() == twin.evaluate("test"), "two evaluations differ: not timed"
+    _, warm = timed(evaluate, device)
     measure(
-        training.evaluate,
+        evaluate,
         warm=warm,
         device=device,
         kind="evaluation",
         mode="test split",
         model="lightcake 2",
         data=dataset,
-        items=len(training.graph.test),
+        items=len(experiment.data.test),
         dim=64,
         layers=2,
-        parameters=training.parameters,
+        parameters=experiment.parameters,
     )
 
 
@@ -59,7 +64,9 @@ def test_plan(dataset: str, measure: Any) -> None:
     graph = found(dataset)
 
     def make() -> ContextGraph:
-        return ContextGraph.from_triples(graph.train, graph.num_entities, graph.num_relations)
+        made = ContextGraph.from_triples(graph.train, graph.num_entities, graph.num_relations)
+        _ = made.plan
+        return made
 
     made, warm = timed(make, torch.device("cpu"))
     assert np.array_equal(made.triples.numpy(), graph.train)

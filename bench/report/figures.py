@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.report.measurements import Measurement
 from lightcake_fast.errors import InputError
-from lightcake_fast.report.measurements import Measurement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,7 @@ def draw_figures(measurements: Sequence[Measurement], folder: Path) -> list[tupl
 
 
 def _models(measurements: Sequence[Measurement], path: Path) -> None:
-    """Bars on log axes: throughput, peak memory and parameters; a model has its place in every group."""
+    """Dots on log axes: throughput, peak memory and parameters; a model has its place in every group."""
     panels: list[tuple[str, Callable[[Measurement], float | None]]] = [
         ("million context triples a second\n(more is better)", lambda m: m.items_per_second / 1e6),
         ("peak memory, MB\n(less is better)", lambda m: m.peak_bytes and m.peak_bytes / 1e6),
@@ -86,7 +86,7 @@ def _models(measurements: Sequence[Measurement], path: Path) -> None:
             height = value(m)
             if height and m.model in models:
                 place = groups.index(m.data) * width + models.index(m.model)
-                axis.bar(place, height, width=0.9, color=COLOURS[m.model])
+                axis.plot(place, height, "o", color=COLOURS[m.model])
         _log_scale(axis)
         axis.margins(x=0.01)
         axis.set_ylabel(label)

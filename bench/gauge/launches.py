@@ -3,26 +3,25 @@
 import functools
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from bench.control_flow import Program
+from bench.gauge.disassembly import Instruction, Program
+from lightcake_fast.graph import ContextGraph
 
 # of this checkout alone: Triton's own cache takes equal sources of two checkouts for one, and its code then
 # names the lines of files that are not these
-CACHE = Path(__file__).resolve().parent.parent / ".cache" / "triton"
+CACHE = Path(__file__).resolve().parents[2] / ".cache" / "triton"
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_89": GPUTarget("cuda", 89, 32),
@@ -40,13 +39,11 @@ class Launch:
     Attributes:
         function: the Triton function.
         arguments: what its parameters were bound to, by name.
-        grid: programs along each axis.
         compiled: Triton's compiled kernel.
     """
 
     function: Any
     arguments: Mapping[str, Any]
-    grid: tuple[int, ...]
     compiled: Any
 
     @property
@@ -55,30 +52,9 @@ class Launch:
         return f"{self.function.fn.__module__.rpartition('.')[2]}.{self.function.fn.__name__}"
 
     @property
-    def programs(self) -> int:
-        """How many programs it launches."""
-        count = 1
-        for size in self.grid:
-            count *= size
-        return count
-
-    @property
     def num_warps(self) -> int:
         """Warps of a program."""
         return int(self.compiled.metadata.num_warps)
-
-
-@dataclass(frozen=True)
-class Recording:
-    """What a function launched.
-
-    Attributes:
-        launches: of Triton kernels.
-        others: PyTorch's own kernels: their names, and the bytes that they read and write.
-    """
-
-    launches: list[Launch] = field(default_factory=list)
-    others: list[tuple[str, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -116,25 +92,8 @@ class _AbsentDriver:
         return 0
 
 
-class _OtherKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the PyTorch operations that launch a kernel."""
-
-    def __init__(self, others: list[tuple[str, int]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._others = others
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if not func.is_view and not name.startswith(("empty", "new_empty", "detach", "_to_copy")):
-            tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)]
-            if any(t.numel() for t in tensors):
-                self._others.append((name, sum(t.nbytes for t in tensors)))
-        return result
-
-
 @contextmanager
-def _recording(target: str, recording: Recording) -> Iterator[None]:
+def _recording(target: str, launches: list[Launch]) -> Iterator[None]:
     run = JITFunction.run
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -142,15 +101,14 @@ def _recording(target: str, recording: Recording) -> Iterator[None]:
         names = [p.name for p in self.params]
         bound = self.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
         bound.apply_defaults()
-        size = grid(bound.arguments) if callable(grid) else grid
-        recording.launches.append(Launch(self, dict(bound.arguments), tuple(int(s) for s in size), compiled))
+        launches.append(Launch(self, dict(bound.arguments), compiled))
         return compiled
 
     previous = driver._active
     driver.set_active(_AbsentDriver(target))
     JITFunction.run = record
     try:
-        with _OtherKernels(recording.others), knobs.cache.scope():
+        with knobs.cache.scope():
             knobs.cache.dir = str(CACHE)
             yield
     finally:
@@ -158,7 +116,7 @@ def _recording(target: str, recording: Recording) -> Iterator[None]:
         driver.set_active(previous)
 
 
-def record(target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Recording:
+def record(target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Launch]:
     """Call a function with Triton's launches recorded and compiled instead of run.
 
     What the launches would have written stays unwritten: the function must not look at it.
@@ -169,10 +127,45 @@ def record(target: str, function: Callable[..., Any], *args: Any, **kwargs: Any)
         *args: its arguments.
         **kwargs: its arguments.
     """
-    recording = Recording()
-    with _recording(target, recording):
+    launches: list[Launch] = []
+    with _recording(target, launches):
         function(*args, **kwargs)
-    return recording
+    return launches
+
+
+def launch_layer(
+    target: str,
+    *,
+    width: int = 256,
+    dtype: torch.dtype = torch.float32,
+    score: str = "distmult",
+    context: str = "both",
+    masked: bool = True,
+) -> list[Launch]:
+    """The launches of one layer, forward and backward, compiled for a target.
+
+    Args:
+        target: a key of ``TARGETS``.
+        width: d.
+        dtype: of the embeddings.
+        score: one that has Triton kernels.
+        context: "both", "entity" or "relation".
+        masked: with a mask, as in training.
+    """
+    from lightcake_fast.kernels import gpu_backward, gpu_forward
+
+    random = torch.Generator().manual_seed(0)
+    triples = torch.stack([torch.randint(n, (4096,), generator=random) for n in (64, 8, 64)], 1)
+    graph = ContextGraph.from_triples(triples, 64, 8)
+    x, y = torch.zeros(64, width, dtype=dtype), torch.zeros(16, width, dtype=dtype)
+    mask = torch.zeros(len(triples), dtype=torch.bool) if masked else None
+    plan = graph.gpu_plan
+
+    def layer() -> None:
+        new_x, new_y, s, lse_x, lse_y, *sums = gpu_forward.forward(x, y, plan, mask, score, context)
+        gpu_backward.backward(x, y, x, y, new_x, new_y, s, lse_x, lse_y, plan, score, *sums)
+
+    return record(target, layer)
 
 
 def resources(launch: Launch) -> Resources:
@@ -183,6 +176,22 @@ def resources(launch: Launch) -> Resources:
 def program(launch: Launch) -> Program:
     """The machine code of the launch's kernel (NVIDIA only)."""
     return _program(launch.compiled)
+
+
+def row_loads(instructions: Iterable[Instruction]) -> list[Instruction]:
+    """Those that load rows: they come from the two functions of ``gpu_tiles`` that do."""
+    from lightcake_fast.kernels import gpu_tiles
+
+    lines: dict[str, set[int]] = {}
+    for function in (gpu_tiles.load_tile, gpu_tiles.load_row):
+        code = function.fn.__code__
+        last = code.co_firstlineno + len(function.src.splitlines()) + 1
+        lines.setdefault(code.co_filename, set()).update(range(code.co_firstlineno, last + 1))
+    return [
+        one
+        for one in instructions
+        if one.opcode.startswith("LDG") and any(line in lines.get(file, ()) for file, line in one.frames)
+    ]
 
 
 @functools.cache
@@ -207,7 +216,7 @@ def _resources(compiled: Any) -> Resources:
         registers=_number(text, "REG:"),
         stack=_number(text, "STACK:"),
         local=_number(text, "LOCAL:"),
-        spills=sum(i.kind == "local" for i in _program(compiled).instructions),
+        spills=sum(i.opcode.startswith(("LDL", "STL")) for i in _program(compiled).instructions),
         shared=int(compiled.metadata.shared),
     )
 

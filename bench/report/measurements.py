@@ -16,7 +16,7 @@ class Measurement:
     """One benchmark; what does not apply is None.
 
     Attributes:
-        kind: "layer", "training", "evaluation", "loading", "import" or "scaling".
+        kind: "layer", "peers", "training", "evaluation", "loading", "import", "memory" or "scaling".
         mode: What of it was timed: "forward", "backward", "both", "step", "epoch" and so on.
         model: What was timed.
         data: The data set.
@@ -33,6 +33,8 @@ class Measurement:
         parameters: Numbers that the model learns.
         peak_bytes: Most memory held beyond what was there before, outputs and gradients not counted.
         gathered_bytes: Bytes of the embedding rows that a call gathers.
+        memory: "kept" where freed memory is kept as in training, else "fresh".
+        beside: The fastest rounds of the models that took turns with this one, in seconds.
     """
 
     kind: str
@@ -52,6 +54,8 @@ class Measurement:
     parameters: int | None = None
     peak_bytes: int | None = None
     gathered_bytes: int | None = None
+    memory: str | None = None
+    beside: Mapping[str, float] | None = None
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> "Measurement":

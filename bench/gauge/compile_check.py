@@ -1,7 +1,7 @@
-"""Compile every kernel for absent cards and look at the code: ``python -m bench.compile_check``.
+"""Compile every kernel for absent cards and look at the code: ``python -m bench.gauge.compile_check``.
 
 A kernel passes without spills and local memory, with rows loaded 16 bytes at a time, and without a barrier
-in a loop that one warp runs alone (but for those that the gauge pays for). Failures name the kernel and the
+in a loop that one warp runs alone (but for those that are worth it). Failures name the kernel and the
 target.
 """
 
@@ -18,17 +18,15 @@ from typing import Any
 
 import torch
 
-from bench.launches import TARGETS, Launch, program, record, resources
-from bench.layer_cost import full_tiles, launch_layer
+from bench.gauge.launches import TARGETS, Launch, launch_layer, program, record, resources, row_loads
 from lightcake_fast.cli import ArgumentParser, run
 from lightcake_fast.segments import Segments
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROW_BYTES = 16  # of a row that a lane loads at once
-# Barriers in loops that the gauge pays for: a cut row's merge runs once for each 32 parts, which is under 0.1
-# barriers a context triple on all four data sets (tests/bench/test_kernel_cost.py)
+# Barriers in loops that may be: a cut row's merge runs once for each 32 parts, which was under 0.1 barriers a
+# context triple on all four data sets
 PAID_BARRIERS = {"gpu_merge.merge_pass": 1}
-_ROW_LOADS = ("load_tile", "load_row")  # functions of gpu_tiles.py
 
 
 @dataclass(frozen=True)
@@ -115,33 +113,14 @@ def problems(launch: Launch) -> list[str]:
             found.append("no load of 16 bytes")
         return found
     code = program(launch)
-    narrow = [
-        i.opcode
-        for i in code.instructions
-        if i.opcode.startswith("LDG") and _is_row_load(i.frames) and not re.search(r"\.(128|256)", i.opcode)
-    ]
+    narrow = [i.opcode for i in row_loads(code.instructions) if not re.search(r"\.(128|256)", i.opcode)]
     if aligned and narrow:
         found.append(f"{len(narrow)} narrow loads of rows: {narrow[0]}")
     if launch.num_warps == 1:
-        barriers = sum(
-            i.opcode.startswith("BAR") for loop in code.loops for i in code.loop_instructions(loop)
-        )
+        barriers = sum(i.opcode.startswith("BAR") for loop in code.loops for i in code.body(loop))
         if barriers > PAID_BARRIERS.get(launch.name, 0):
             found.append(f"{barriers} barriers in loops of one warp")
     return found
-
-
-def _is_row_load(frames: tuple[tuple[str, int], ...]) -> bool:
-    from lightcake_fast.kernels import gpu_tiles
-
-    for name in _ROW_LOADS:
-        function = getattr(gpu_tiles, name)
-        code = function.fn.__code__
-        first = code.co_firstlineno
-        last = first + len(function.src.splitlines()) + 1
-        if any(file == code.co_filename and first <= line <= last for file, line in frames):
-            return True
-    return False
 
 
 def _row_itemsize(launch: Launch) -> int:
@@ -150,10 +129,10 @@ def _row_itemsize(launch: Launch) -> int:
 
 
 def _launches(case: Case) -> list[Launch]:
-    graph, dtype = full_tiles(), DTYPES[case.dtype]
+    dtype = DTYPES[case.dtype]
     if case.score != "segments":
         options: dict[str, Any] = {"score": case.score, "context": case.context, "masked": case.masked}
-        return launch_layer(graph, case.target, width=case.width, dtype=dtype, **options).launches
+        return launch_layer(case.target, width=case.width, dtype=dtype, **options)
     from lightcake_fast.kernels import gpu_segments
 
     index = torch.randint(4, (1000,))  # four rows that are gathered often: cut
@@ -166,7 +145,7 @@ def _launches(case: Case) -> list[Launch]:
         out, lse = gpu_segments.forward(s, values, segments.plan, count)
         gpu_segments.backward(out.to(dtype), s, values, out, lse, segments.plan)
 
-    return record(case.target, op).launches
+    return record(case.target, op)
 
 
 def check_all(chosen: Sequence[Case], processes: int) -> list[Check]:
@@ -183,7 +162,7 @@ def _check_group(group: Sequence[Case]) -> list[Check]:
 
 def main(argv: Sequence[str]) -> int:
     """Print what was compiled and what is wrong; 1 if something is."""
-    parser = ArgumentParser("python -m bench.compile_check", "Compile every kernel for absent cards.")
+    parser = ArgumentParser("python -m bench.gauge.compile_check", "Compile every kernel for absent cards.")
     parser.add_argument("--target", nargs="*", choices=tuple(TARGETS), default=list(TARGETS))
     parser.add_argument("--everything", action="store_true", help="more widths and types: many minutes")
     parser.add_argument("--processes", type=int, default=2, metavar="N")

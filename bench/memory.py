@@ -1,4 +1,4 @@
-"""What a model costs: its training steps to time, and their peak memory in a child process."""
+"""Peak memory: of a call, or of a computation on a CPU in a process of its own."""
 
 import ctypes
 import importlib
@@ -6,8 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,60 +14,9 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.cli import run
-from lightcake_fast.metrics import Evaluation
-from lightcake_fast.training.experiment import Experiment
 
+ROOT = Path(__file__).resolve().parents[1]
 Computation = Callable[[], Iterable[Tensor] | None]
-
-
-class Training:
-    """A model in training, without a run folder.
-
-    Args:
-        flags: Those of `python -m lightcake_fast.train` by name.
-
-    Attributes:
-        config: The configuration that the flags give.
-        graph: The data set.
-        model: The model, on the configuration's device.
-        parameters: Numbers that it learns.
-    """
-
-    def __init__(self, flags: Mapping[str, Any]) -> None:
-        self._experiment = Experiment.of(**flags)
-        self.config, self.graph, self.model = (
-            self._experiment.config,
-            self._experiment.data,
-            self._experiment.model,
-        )
-        self.parameters = self._experiment.parameters
-        self._batches = self._experiment.epoch(0)
-        self._next = cycle(self._batches)
-
-    @property
-    def loss_sum(self) -> float:
-        """Sum of the losses of all triples stepped on so far."""
-        return self._experiment.step.loss_sum.item()
-
-    def step(self) -> None:
-        """One step on the next batch."""
-        self._experiment.advance(next(self._next))
-
-    def epoch(self) -> None:
-        """A step on every batch."""
-        for batch in self._batches:
-            self._experiment.advance(batch)
-
-    def evaluate(self, split: str = "test") -> Evaluation:
-        """Rank the relations of a split."""
-        return self._experiment.evaluate(split)
-
-
-def training_step(flags: Mapping[str, Any]) -> Computation:
-    """A later step of a `Training`, for `peak_in_child`: the first makes Adam's averages."""
-    training = Training(flags)
-    training.step()
-    return training.step
 
 
 def peak_in_child(builder: str, *arguments: Any) -> int | None:
@@ -88,8 +36,8 @@ def peak_in_child(builder: str, *arguments: Any) -> int | None:
     """
     if not Path("/proc/self/clear_refs").exists():
         return None
-    command = [sys.executable, "-m", __name__, builder, json.dumps(arguments)]
-    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "bench.memory", builder, json.dumps(arguments)]
+    child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if child.returncode:
         lines = child.stderr.strip().splitlines() or [f"exit code {child.returncode}"]
         raise RuntimeError(f"measuring {builder} {json.dumps(arguments)}: {lines[-1]}")

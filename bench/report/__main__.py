@@ -1,26 +1,26 @@
-"""`python -m lightcake_fast.report RESULTS.json`: a benchmark run as Markdown with figures."""
+"""`python -m bench.report RESULTS.json`: a benchmark run as Markdown with figures."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.report.figures import draw_figures
+from bench.report.measurements import Measurement, NotRun, read_results
+from bench.report.tables import as_markdown, tables
 from lightcake_fast.cli import ArgumentParser, run
-from lightcake_fast.report.figures import draw_figures
-from lightcake_fast.report.measurements import Measurement, NotRun, read_results
-from lightcake_fast.report.tables import as_markdown, tables
 
 REPORT = "report.md"
 EXAMPLES = """\
 examples, after pytest bench/ --benchmark-only --benchmark-json results.json:
-  python -m lightcake_fast.report results.json                results-report/report.md with figures
-  python -m lightcake_fast.report results.json --out report   another folder
+  python -m bench.report results.json                results-report/report.md with figures
+  python -m bench.report results.json --out report   another folder
 """
 
 
 def make_parser() -> ArgumentParser:
     """The command's flags."""
     description = "Turn a benchmark run into Markdown with figures."
-    parser = ArgumentParser("python -m lightcake_fast.report", description, EXAMPLES)
+    parser = ArgumentParser("python -m bench.report", description, EXAMPLES)
     parser.add_argument("results", metavar="RESULTS.json", type=Path, help="what --benchmark-json wrote")
     parser.add_argument(
         "--out", metavar="DIR", type=Path, help="folder of the report (default: RESULTS-report, beside it)"

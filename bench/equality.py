@@ -1,0 +1,54 @@
+"""Whether a layer's results are right: what they are compared with, before anything is timed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bench.layers import BFLOAT16, BUILDERS, SCORE_OF, LayerInput, context_step, rgcn_layer
+from lightcake_fast.models import RGCNLayer
+from lightcake_fast.models.neighbours import neighbours
+
+TOLERANCE = 5e-4  # largest difference of a result, over its largest entry
+NARROW_TOLERANCE = 4e-2  # the same for 16-bit rows
+NARROW = 32  # width to compare at where a peer is slow; one entry a block
+
+
+def largest_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Over all results, the largest difference relative to the largest entry."""
+    pairs = zip(actual, expected, strict=True)
+    return max(float((a - e.view_as(a)).detach().abs().max() / e.detach().abs().max()) for a, e in pairs)
+
+
+def compared(
+    name: str, given: LayerInput, results: Sequence[Tensor], eager: Callable[[], Sequence[Tensor]] | None
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """What must be equal: at full width, or at a small one where the peer has its price."""
+    narrow = LayerInput.random(given.graph, NARROW)
+    if name.startswith("PyG"):
+        return results, BUILDERS["rgcn" if name == "PyG RGCNConv" else "rgcn block"](given).both()
+    if name.startswith("rgcn"):
+        layer = rgcn_layer(narrow, "full" if name == "rgcn" else "block")
+        return (layer(narrow.entities, narrow.graph),), (rgcn_by_definition(layer, narrow),)
+    if name == "gather":
+        head, _, tail = given.graph.context_triples
+        rows = narrow.entities.index_select(0, tail)
+        wanted = torch.zeros_like(narrow.entities).index_add(0, head, rows)
+        return BUILDERS[name](narrow).forward(), (wanted,)
+    if eager is not None and name in ("lightcake", "lightcake compiled"):
+        return results, eager()
+    narrow = replace(narrow, score=SCORE_OF.get(name, "distmult"))
+    rounded = narrow.to(torch.bfloat16).to(torch.float32) if name == BFLOAT16 else narrow
+    return BUILDERS[name](narrow).both(), context_step(rounded, "reference").both()
+
+
+def rgcn_by_definition(layer: RGCNLayer, given: LayerInput) -> Tensor:
+    """R-GCN's sum, relation by relation with a row for each of its triples."""
+    found, x = neighbours(given.graph), given.entities
+    weights, head = found.mean_weights(None, x.dtype), found.group_head.index_select(0, found.group)
+    out = x @ layer.root
+    for r, (entries, _, _) in enumerate(found.parts):
+        rows = weights[entries, None] * x.index_select(0, found.tail[entries])
+        out = out.index_add(0, head[entries], rows @ torch.block_diag(*layer.matrices[r]))  # type: ignore[no-untyped-call]
+    return out

@@ -1,0 +1,1 @@
+"""What compiled kernels are like, on any machine: nothing here is timed."""

@@ -1,0 +1,1 @@
+"""The report on a benchmark run: `python -m bench.report RESULTS.json`."""

@@ -1,0 +1,1 @@
+"""The benchmarks: `pytest bench/ --benchmark-only`."""

@@ -1,0 +1,190 @@
+"""The gauge: does it read code rightly, and are the kernels what they should be on absent cards?"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.gauge.disassembly import Program
+from bench.gauge.round_trips import round_trips
+
+ROOT = Path(__file__).resolve().parents[2]
+# warp instructions a context triple in the loops over rows: 2 % above those when each back end had blocks of
+# its own
+BOUNDS = {"distmult": 211.9 * 1.02, "transe": 219.1 * 1.02}
+OTHERS = ("sm_80", "sm_89", "sm_100", "sm_120", "gfx942")  # targets of the full run
+KERNELS = {
+    *("gpu_forward.relation_pass", "gpu_forward.entity_pass", "gpu_merge.merge_pass", "gpu_merge.sum_pass"),
+    *("gpu_backward.product_pass", "gpu_backward.relation_pass", "gpu_backward.entity_pass"),
+    *("gpu_segments.softmax_pass", "gpu_segments.merge_pass", "gpu_segments.slope_pass"),
+    *("gpu_segments.gather_pass", "gpu_segments.sum_pass"),
+}
+
+
+def program(*lines: str) -> Program:
+    """A program from lines like `body: LDG.E R1, [R2]`: perhaps a label, then the code."""
+    text = ["", ".text.kernel:"]
+    for number, line in enumerate(lines):
+        label, _, code = line.rpartition(": ")
+        text += [f".L_{label}:"] if label else []
+        text.append(f"        /*{16 * number:04x}*/   {code} ;")
+    return Program("\n".join(text))
+
+
+def codes(program: Program) -> list[list[str]]:
+    return [[one.opcode for one in body] for body in program.innermost]
+
+
+def test_loops_end_where_their_code_does() -> None:
+    found = program(
+        "@P0 BRA `(.L_end)",
+        "outer: MOV R1, R2",
+        "inner: LDG.E R3, [R4]",
+        "@P1 BRA `(.L_inner)",
+        "FADD R5, R5, R3",
+        "@!P2 BRA `(.L_outer)",
+        "end: EXIT",
+        "FMUL R5, R5, R5",
+    )
+    assert codes(found) == [["LDG.E", "BRA"]]
+    assert [len(found.body(loop)) for loop in found.loops] == [5, 2]
+    assert len(found.instructions) == 7, "what nothing leads to is left out"
+
+
+def test_code_out_of_line_belongs_to_its_loop() -> None:
+    found = program(
+        "loop: LDG.E R3, [R4]",
+        "@P0 BRA `(.L_rare)",
+        "back: FADD R5, R5, R3",
+        "@P1 BRA `(.L_loop)",
+        "EXIT",
+        "rare: FMUL R3, R3, R6",
+        "BRA `(.L_back)",  # goes to an earlier line, but is no loop of its own
+    )
+    assert codes(found) == [["LDG.E", "BRA", "FADD", "BRA", "FMUL", "BRA"]]
+
+
+def trips(*lines: str) -> int:
+    (body,) = program(f"loop: {lines[0]}", *lines[1:], "@P1 BRA `(.L_loop)", "EXIT").innermost
+    return round_trips(body)
+
+
+NEXT = "IADD3 R2, P0, R2, 0x400, RZ"
+FIRST, SECOND = "LDG.E.128 R4, desc[UR4][R2.64]", "LDG.E.128 R8, desc[UR4][R2.64+0x200]"
+
+
+def test_loads_that_travel_together_are_one_round_trip() -> None:
+    assert trips(FIRST, SECOND, "FFMA R12, R4, R8, R12", "FFMA R13, R7, R11, R13", NEXT) == 1
+    # the last register of the first load is waited for alone: the second has come by then
+    assert trips(FIRST, SECOND, "FADD R12, R7, R12", "FADD R12, R11, R12", NEXT) == 1
+
+
+def test_a_load_next_to_its_use_is_a_round_trip_of_its_own() -> None:
+    assert trips(FIRST, "FADD R12, R7, R12", SECOND, "FADD R12, R11, R12", NEXT) == 2
+
+
+def test_a_register_that_is_loaded_again_before_its_use_is_waited_for() -> None:
+    again = SECOND.replace("R8", "R4")
+    assert trips(FIRST, "FADD R12, R4, R12", again, "FADD R12, R4, R12", NEXT) == 2
+
+
+def test_ids_loaded_a_trip_ahead_cost_nothing() -> None:
+    address, rows = "IMAD.WIDE R2, R20, 0x400, R22", "FFMA R12, R4, R8, R12"
+    here = ("LDG.E R20, desc[UR4][R24.64]", "IADD3 R24, R24, 0x4, RZ")
+    assert trips(*here, address, FIRST, SECOND, rows) == 2
+    assert trips(address, *here, FIRST, SECOND, rows) == 1
+
+
+def test_arithmetic_and_stores_wait_for_no_memory() -> None:
+    assert trips("FMUL R5, R5, R6", "MUFU.EX2 R5, R5", "STG.E [R2.64], R5", NEXT) == 0
+
+
+def test_what_is_loaded_may_guard_be_stored_or_steer() -> None:
+    load = "LDG.E R4, desc[UR4][R2.64]"
+    assert trips(load, "ISETP.GT.AND P3, PT, R4, RZ, PT", "@P3 FADD R5, R5, R6", NEXT) == 1
+    assert trips(load, "STG.E desc[UR4][R10.64], R4", NEXT) == 1
+    wide = "LDG.E.128 R4, desc[UR4][R2.64]"
+    assert trips(wide, "STG.E.128 desc[UR4][R10.64], R4", NEXT) == 1
+
+
+def start(*arguments: str) -> "subprocess.Popen[str]":
+    """Start a gauge without the interpreter: what it compiles must not be interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", *arguments],
+        cwd=ROOT,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> str:
+    out, errors = process.communicate()
+    assert process.returncode == 0, out + errors
+    return out
+
+
+@functools.cache
+def costs() -> dict[str, list[dict[str, Any]]]:
+    """The kernels of each score's layer: float32, d = 256, sm_90."""
+    started = {score: start("bench.gauge.kernel_cost", "--score", score, "--json") for score in BOUNDS}
+    return {score: json.loads(finish(process)) for score, process in started.items()}
+
+
+@pytest.mark.parametrize("score", BOUNDS)
+def test_instructions_stay_in_bounds(score: str) -> None:
+    passes = {kernel["name"]: kernel for kernel in costs()[score]}
+    counted = {name: kernel["instructions"] for name, kernel in passes.items() if kernel["instructions"]}
+    assert set(counted) == {
+        *("gpu_forward.relation_pass", "gpu_forward.entity_pass"),
+        *("gpu_backward.relation_pass", "gpu_backward.entity_pass"),
+    }
+    assert sum(counted.values()) <= BOUNDS[score], counted
+    # 16 bytes of each row to a lane, so a trip's loads tell its triples: the bound's denominator
+    rows = {"gpu_forward.relation_pass": 1, "gpu_forward.entity_pass": 2}
+    rows |= {"gpu_backward.relation_pass": 2, "gpu_backward.entity_pass": 6}
+    for name in counted:
+        (loop,) = [loop for loop in passes[name]["loops"] if loop["triples"]]
+        assert loop["row_loads"] * 32 * 16 == loop["triples"] * rows[name] * 1024, name
+
+
+def test_the_report_says_what_it_is() -> None:
+    out = finish(start("bench.gauge.kernel_cost", "--target", "sm_120", "--width", "16"))
+    assert "sm_120, distmult, d = 16" in out
+    assert "520 bytes a context triple" in out  # 6 rows of 64 and 136
+    assert "gpu_backward.entity_pass" in out
+
+
+def checks(*arguments: str) -> list[dict[str, Any]]:
+    """Every kernel that was compiled, with its problems; the command fails where there are any."""
+    process = start("bench.gauge.compile_check", "--json", *arguments)
+    out, errors = process.communicate()
+    assert process.returncode in (0, 1), errors
+    found: list[dict[str, Any]] = json.loads(out)
+    assert process.returncode == any(check["problems"] for check in found)
+    return found
+
+
+@pytest.mark.parametrize("target", ["sm_90", *(pytest.param(t, marks=pytest.mark.full) for t in OTHERS)])
+def test_code_on_absent_cards(target: str) -> None:
+    found = checks("--target", target)
+    assert {check["kernel"] for check in found} >= KERNELS
+    assert [say(check) for check in found if check["problems"]] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", ["sm_90", *OTHERS])
+def test_code_on_absent_cards_in_more_widths_and_types(target: str) -> None:
+    assert [say(c) for c in checks("--target", target, "--everything") if c["problems"]] == []
+
+
+def say(check: dict[str, Any]) -> str:
+    where = ", ".join(str(check[name]) for name in ("target", "width", "dtype", "score", "context"))
+    return f"{check['kernel']} ({where}): {'; '.join(check['problems'])}"
