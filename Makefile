@@ -36,7 +36,7 @@ format: $(DEV_STAMP)  ## apply ruff's fixes and format
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: $(DEV_STAMP)  ## the benchmark suite, ten minutes on two cores
+bench: $(DEV_STAMP)  ## the benchmark suite, ten to fifteen minutes on two cores
 	$(RUN) -m pytest bench/ --benchmark-only
 
 clean:  ## remove caches and build outputs; keeps the environment and runs/
