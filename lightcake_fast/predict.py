@@ -123,7 +123,7 @@ def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Ex
             f"{explanation.probability:.4f}, rank {explanation.rank}",
             soft_wrap=True,
         )
-        console.print("share: of the score, gone without the triple; p without: the probability then")
+        console.print("share: of the score, gone without the triple or term; p without: the probability then")
         for title, table in explanation_tables(explanation, console.width):
             console.print_table(title, table)
 

@@ -8,6 +8,7 @@ from lightcake_fast.inference.answers import (
     Explanation,
     Prediction,
     Predictions,
+    Term,
     TripleScore,
     TripleScores,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "Explanation",
     "Prediction",
     "Predictions",
+    "Term",
     "TrainedModel",
     "TripleScore",
     "TripleScores",

@@ -158,6 +158,30 @@ class Context:
 
 
 @dataclass(frozen=True)
+class Term:
+    """A part of a score, or a relation in it.
+
+    Attributes:
+        of: "context", the layers with all that they gather; "profile of head" or "profile of tail", the
+            entity's training triples counted by relation; or "links", the relations known of the pair.
+        relation: Name of the relation; None for the part as a whole.
+        inverse: Whether the entity is the relation's tail, or a link leads from tail to head.
+        count: Its triples.
+        score_without: As in `ContextTriple`, without this.
+        probability_without: As in `ContextTriple`, without this.
+        share: As in `ContextTriple`. Shares need not add up to one: parts work together.
+    """
+
+    of: str
+    relation: str | None
+    inverse: bool
+    count: int
+    score_without: float
+    probability_without: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What a relation of a pair rests on: the likeliest, or the one that was asked about.
 
@@ -170,6 +194,7 @@ class Explanation:
         rank: Its place among all R relations, 1 for the likeliest.
         likeliest: The likeliest relation.
         contexts: Those of head, tail and relation that the model refines with.
+        terms: The parts that the model has, each before its relations of the largest share.
         notes: As in `Prediction`.
     """
 
@@ -181,6 +206,7 @@ class Explanation:
     rank: int
     likeliest: Candidate
     contexts: tuple[Context, ...]
+    terms: tuple[Term, ...]
     notes: tuple[str, ...]
 
     def to_pandas(self) -> "DataFrame":

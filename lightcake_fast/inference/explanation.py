@@ -1,103 +1,161 @@
-"""What a prediction rests on: the context triples of most weight, and the score without each of them."""
+"""What a prediction rests on: context triples, counts and links, and the score without each of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
-from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
-from lightcake_fast.graph import ContextGraph
-from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Prediction
+from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Prediction, Term
 from lightcake_fast.models import LightCAKE, RelationModel
+from lightcake_fast.models.evidence import Evidence, Weighed
 from lightcake_fast.ops import context_weights
+from lightcake_fast.training.experiment import Experiment
+
+PARTS = {"head": "profile of head", "tail": "profile of tail", "links": "links"}  # of the evidence
 
 
-def explain(
-    prediction: Prediction,
-    ids: tuple[int, int],
-    top: int,
-    model: RelationModel,
-    graph: KnowledgeGraph,
-    context: ContextGraph,
-    scores: Callable[[Tensor | None], Tensor],
-    *,
-    relation: int,
-    backend: str,
-) -> Explanation:
-    """Explain a relation of a pair to a LightCAKE model.
+class _Change(NamedTuple):
+    """What is left of a relation's score without something; as the fields of `ContextTriple` by this name."""
+
+    score_without: float
+    probability_without: float
+    share: float
+
+
+class Explainer:
+    """One question: why this relation of this pair?
 
     Args:
-        prediction: With at least the likeliest relation.
-        ids: Of head and tail; N for an unknown name.
-        top: Triples listed of each context, at least 1.
-        model: The model, in evaluation mode.
-        graph: The data set.
-        context: The graph of its training triples.
-        scores: Gives the pair's scores `[R]` with the masked triples (bool `[T]`, or None) left out.
-        relation: Id of the relation to explain.
-        backend: As in `context_layer`.
+        experiment: The model and its graph.
+        refine: Gives tables for the model's `relation_scores`, refined without the masked triples (bool
+            `(T,)`, or None), with a row more for unknown names.
+        prediction: Of the pair, with at least the likeliest relation.
+        pair: int64 `(1, 2)`, ids of head and tail; N for an unknown name.
+        relation: Id of the relation.
 
     Raises:
-        InputError: The model has no context layers.
+        InputError: The model has no context layers that can be read, no profile and no links.
     """
-    if not isinstance(model, LightCAKE) or not model.layers:
-        raise InputError("the run's model has no context layers: there is no context to explain with")
-    heads, relations, _ = context.context_triples
-    members = {}
-    if model.context != "relation":
-        members["head"], members["tail"] = heads == ids[0], heads == ids[1]
-    if model.context != "entity":
-        members["relation"] = relations == relation
-    entries = {of: rows.nonzero()[:, 0] for of, rows in members.items()}
-    layers = list(_weights(model, context, entries, backend))
-    all_scores = scores(None)
-    whole = all_scores[relation].item()
 
-    @cache  # a triple may lie in several contexts
-    def left_out(triple: int) -> tuple[float, float]:
-        mask = torch.zeros(context.num_triples, dtype=torch.bool, device=context.device)
-        mask[triple] = True
-        masked = scores(mask)
-        return masked[relation].item(), masked.double().softmax(0)[relation].item()
+    def __init__(
+        self,
+        experiment: Experiment,
+        refine: Callable[[Tensor | None], tuple[Tensor, Tensor]],
+        prediction: Prediction,
+        pair: Tensor,
+        relation: int,
+    ) -> None:
+        self._experiment, self._refine = experiment, refine
+        self._prediction, self._pair, self._relation = prediction, pair.to(experiment.device), relation
+        self._evidence = experiment.model.evidence(experiment.graph, self._pair)
+        if self._evidence is None and not _is_layered(experiment.model):
+            raise InputError("the run's model has no context layers, profile or links to explain with")
+        self._whole = self._scores()
 
-    def listed(entry: int, weights: tuple[float, ...]) -> ContextTriple:
-        triple = entry % context.num_triples
-        h, r, t = graph.train[triple].tolist()
-        score, probability = left_out(triple)
-        names = graph.entities[h], graph.relations[r], graph.entities[t]
-        share = (whole - score) / abs(whole) if whole else 0.0
-        return ContextTriple(*names, weights, score, probability, share)
+    def explain(self, top: int) -> Explanation:
+        """The answer, with so many triples of each context and relations of each term."""
+        model, whole, relation = self._experiment.model, self._whole, self._relation
+        contexts = self._contexts(model, top) if _is_layered(model) else ()
+        return Explanation(
+            self._prediction.head,
+            self._experiment.data.relations[relation],
+            self._prediction.tail,
+            whole[relation].item(),
+            whole.double().softmax(0)[relation].item(),
+            int((whole > whole[relation]).sum()) + 1,
+            self._prediction.relations[0],
+            tuple(contexts),
+            tuple(self._terms(top)),
+            self._prediction.notes,
+        )
 
-    titles = {"head": prediction.head, "tail": prediction.tail, "relation": graph.relations[relation]}
-    contexts = []
-    for of, rows in entries.items():
-        weights = torch.stack([layer[of] for layer in layers])
-        order = weights.mean(0).argsort(descending=True, stable=True)[:top]
-        chosen = zip(rows[order].tolist(), weights[:, order].T.tolist(), strict=True)
-        triples = tuple(listed(entry, tuple(values)) for entry, values in chosen)
-        contexts.append(Context(of, titles[of], len(rows), triples))
-    return Explanation(
-        prediction.head,
-        titles["relation"],
-        prediction.tail,
-        whole,
-        all_scores.double().softmax(0)[relation].item(),
-        int((all_scores > all_scores[relation]).sum()) + 1,
-        prediction.relations[0],
-        tuple(contexts),
-        prediction.notes,
-    )
+    def _scores(self, mask: Tensor | None = None, evidence: Evidence | None = None) -> Tensor:
+        """The pair's scores `(R,)` without the triples of `mask` in the context, or on other evidence."""
+        return self._experiment.scores(self._refine(mask), self._pair, evidence)[0]
+
+    def _change(self, scores: Tensor) -> _Change:
+        whole, left = self._whole[self._relation].item(), scores[self._relation].item()
+        probability = scores.double().softmax(0)[self._relation].item()
+        return _Change(left, probability, (whole - left) / abs(whole) if whole else 0.0)
+
+    def _contexts(self, model: LightCAKE, top: int) -> Iterator[Context]:
+        data, graph = self._experiment.data, self._experiment.graph
+        heads, relations, _ = graph.context_triples
+        head, tail = self._pair[0].tolist()
+        members = {}
+        if model.context != "relation":
+            members["head"], members["tail"] = heads == head, heads == tail
+        if model.context != "entity":
+            members["relation"] = relations == self._relation
+        entries = {of: rows.nonzero()[:, 0] for of, rows in members.items()}
+        layers = list(self._weights(model, entries))
+
+        @cache  # a triple may lie in several contexts
+        def left_out(triple: int) -> _Change:
+            mask = torch.zeros(graph.num_triples, dtype=torch.bool, device=graph.device)
+            mask[triple] = True
+            return self._change(self._scores(mask))
+
+        def listed(entry: int, weights: tuple[float, ...]) -> ContextTriple:
+            triple = entry % graph.num_triples
+            h, r, t = data.train[triple].tolist()
+            names = data.entities[h], data.relations[r], data.entities[t]
+            return ContextTriple(*names, weights, *left_out(triple))
+
+        titles = {"head": self._prediction.head, "tail": self._prediction.tail}
+        for of, rows in entries.items():
+            weights = torch.stack([layer[of] for layer in layers])
+            order = weights.mean(0).argsort(descending=True, stable=True)[:top]
+            chosen = zip(rows[order].tolist(), weights[:, order].T.tolist(), strict=True)
+            triples = tuple(listed(entry, tuple(values)) for entry, values in chosen)
+            yield Context(of, titles.get(of, data.relations[self._relation]), len(rows), triples)
+
+    @torch.no_grad()
+    def _weights(self, model: LightCAKE, entries: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """The weights of the context triples numbered `entries`, of every layer on its own input."""
+        graph, backend = self._experiment.graph, self._experiment.config.backend
+        entities, relations = model.inputs(graph)
+        for layer in range(model.layers):
+            alpha, beta = context_weights(entities, relations, graph, score=model.score, backend=backend)
+            yield {of: (beta if of == "relation" else alpha)[rows] for of, rows in entries.items()}
+            entities, relations = model.layer(layer, entities, relations, graph, backend=backend)
+
+    def _terms(self, top: int) -> Iterator[Term]:
+        model, graph = self._experiment.model, self._experiment.graph
+        if model.has_context:
+            nothing = torch.ones(graph.num_triples, dtype=torch.bool, device=graph.device)
+            left = self._change(self._scores(nothing))
+            yield Term("context", None, False, graph.num_triples, *left)
+        if self._evidence is None:
+            return
+        has = {"head": model.profile, "tail": model.profile, "links": model.links}
+        for of in (of for of, part in has.items() if part is not None):
+            yield from self._term(of, self._evidence, getattr(self._evidence, of), top)
+
+    def _term(self, of: str, evidence: Evidence, rows: Weighed, top: int) -> Iterator[Term]:
+        """A part of the evidence as a whole, and its relations of the largest share."""
+        half = self._experiment.data.num_relations
+        counts = (rows.weight if of == "links" else rows.weight.double().expm1()).round().long().tolist()
+        entries = [
+            Term(
+                PARTS[of],
+                self._experiment.data.relations[relation % half],
+                relation >= half,
+                count,
+                *self._change(self._scores(None, evidence._replace(**{of: rows.without(place)}))),
+            )
+            for place, (relation, count) in enumerate(zip(rows.relation.tolist(), counts, strict=True))
+            if count  # the others fill the list up
+        ]
+        nothing = rows._replace(weight=torch.zeros_like(rows.weight))
+        whole = self._change(self._scores(None, evidence._replace(**{of: nothing})))
+        yield Term(PARTS[of], None, False, sum(counts), *whole)
+        yield from sorted(entries, key=lambda entry: -abs(entry.share))[:top]
 
 
-@torch.no_grad()
-def _weights(
-    model: LightCAKE, context: ContextGraph, entries: Mapping[str, Tensor], backend: str
-) -> Iterator[dict[str, Tensor]]:
-    """The weights of the context triples numbered `entries`, of every layer on its own input."""
-    entities, relations = model.inputs(context)
-    for layer in range(model.layers):
-        alpha, beta = context_weights(entities, relations, context, score=model.score, backend=backend)
-        yield {of: (beta if of == "relation" else alpha)[rows] for of, rows in entries.items()}
-        entities, relations = model.layer(layer, entities, relations, context, backend=backend)
+def _is_layered(model: RelationModel) -> TypeGuard[LightCAKE]:
+    """Whether a model has contexts with weights to read."""
+    return isinstance(model, LightCAKE) and model.layers > 0

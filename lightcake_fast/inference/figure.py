@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.inference.answers import Context, ContextTriple, Explanation
+from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Term
 from lightcake_fast.inference.fonts import families_for, no_warnings
+from lightcake_fast.inference.report import term_text
 
 SUFFIXES = (".png", ".svg", ".pdf")
 FOR, AGAINST, PREDICTED, INK = "#2166ac", "#d6604d", "#1b7837", "#333333"
@@ -35,8 +36,9 @@ def check_figure(path: Path) -> None:
 def draw(explanation: Explanation, path: Path) -> str:
     """Draw head and tail between their neighbours; a line's width is its weight in the last layer.
 
-    Below stand the pairs of the relation's context. Lines are blue where the score falls without the triple,
-    red where it rises. Names are text, whatever signs of mathematics they hold.
+    Below stand the pairs of the relation's context, and bars for what profile and links give, where the model
+    has them. Lines and bars are blue where the score falls without them, red where it rises. Names are text,
+    whatever signs of mathematics they hold.
 
     Args:
         explanation: What to draw.
@@ -62,6 +64,7 @@ def _names(explanation: Explanation) -> set[str]:
     """All names that the figure shows."""
     triples = [triple for context in explanation.contexts for triple in context.triples]
     names = {explanation.head, explanation.relation, explanation.tail}
+    names.update(term.relation for term in explanation.terms if term.relation is not None)
     return names.union(*((triple.head, triple.relation, triple.tail) for triple in triples))
 
 
@@ -72,7 +75,8 @@ def _drawn(explanation: Explanation) -> Any:
     near = [context for context in explanation.contexts if context.of != "relation"]
     pairs = [t for context in explanation.contexts if context.of == "relation" for t in context.triples]
     rows = max([len(context.triples) for context in near], default=0)
-    heights = [max(3.4, 0.68 * rows), 0.45 + 0.32 * len(pairs)]
+    terms = explanation.terms if len(explanation.terms) > 1 else ()  # the context alone is drawn already
+    heights = [max(3.4, 0.68 * rows), 0.45 + 0.32 * len(pairs), *[0.5 + 0.25 * len(terms)][: len(terms)]]
     figure = Figure(figsize=(12, sum(heights) + 0.9), layout="constrained")
     title = (
         f"{explanation.head} — {explanation.relation} → {explanation.tail}   "
@@ -80,12 +84,14 @@ def _drawn(explanation: Explanation) -> Any:
     )
     figure.suptitle("\n".join(textwrap.wrap(title, 110)))
     _draw_legend(figure)
-    top, bottom = figure.subplots(2, 1, height_ratios=heights)
+    top, bottom, *bars = figure.subplots(len(heights), 1, height_ratios=heights)
     for axes in (top, bottom):
         axes.set_axis_off()
         axes.set_xlim(-4.2, 4.2)
     _draw_neighbours(top, explanation, near, labels)
     _draw_pairs(bottom, explanation.relation, pairs, labels)
+    for axes in bars:
+        _draw_terms(axes, explanation, labels)
     return figure
 
 
@@ -94,7 +100,7 @@ def _draw_legend(figure: Any) -> None:
 
     lines: dict[str, dict[str, Any]] = {
         "the relation explained": {"color": PREDICTED, "linewidth": 2.0, "linestyle": "--"},
-        "without this triple the score falls": {"color": FOR, "linewidth": 2.0},
+        "without it the score falls": {"color": FOR, "linewidth": 2.0},
         "without it the score rises": {"color": AGAINST, "linewidth": 2.0},
         "width and number: its weight in the last layer": {"color": INK, "linewidth": MAX_WIDTH},
     }
@@ -218,6 +224,19 @@ def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple], labels
         )
 
 
+def _draw_terms(axes: Any, explanation: Explanation, labels: Mapping[str, str]) -> None:
+    """A bar for each term, as long as its share of the score."""
+    terms = explanation.terms
+    names = [term_text(explanation, term, labels.__getitem__) for term in terms]
+    axes.barh(range(len(terms)), [t.share for t in terms], color=[_color(t) for t in terms], height=0.6)
+    axes.set_yticks(range(len(terms)), names, size=8)
+    axes.invert_yaxis()
+    axes.xaxis.set_major_formatter(lambda share, _: f"{share:+.0%}")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.set_title("share of the score that is gone without it", size=9, color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
 def _arrow(
     axes: Any,
     start: Point,
@@ -247,8 +266,8 @@ def _width(triple: ContextTriple) -> float:
     return MIN_WIDTH + (MAX_WIDTH - MIN_WIDTH) * triple.weights[-1]
 
 
-def _color(triple: ContextTriple) -> str:
-    return FOR if triple.share >= 0 else AGAINST
+def _color(part: ContextTriple | Term) -> str:
+    return FOR if part.share >= 0 else AGAINST
 
 
 def _paper() -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """Answers as tables for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.cells import cell_len
 
-from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Prediction
+from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Prediction, Term
 from lightcake_fast.terminal import Table
 
 READABLE = 36  # columns that the names of a triple want
@@ -23,10 +23,13 @@ def prediction_table(prediction: Prediction) -> Table:
 
 
 def explanation_tables(explanation: Explanation, width: int) -> Iterator[tuple[str, Table]]:
-    """A title and a table for each context that is not empty, for so many columns of a terminal.
+    """A title and a table for what the score is made of, and for each context that is not empty.
 
     `share` is the part of the score that goes when the triple is left out, `p without` the probability then.
+    The tables are for so many columns of a terminal.
     """
+    if explanation.terms:
+        yield "what the score is made of", _terms_table(explanation)
     for context in explanation.contexts:
         if context.triples:
             held = sum(triple.weights[-1] for triple in context.triples)
@@ -59,6 +62,33 @@ def _context_table(context: Context, width: int) -> Table:
             f"{triple.probability_without:.4f}",
         )
     return table
+
+
+def _terms_table(explanation: Explanation) -> Table:
+    table = Table()
+    table.add_names("part", 24)
+    table.add_figures("triples", 7)
+    table.add_figures("share", 7)
+    table.add_figures("p without", 9)
+    for term in explanation.terms:
+        table.add_row(
+            term_text(explanation, term),
+            f"{term.count:,}",
+            f"{term.share:+.1%}",
+            f"{term.probability_without:.4f}",
+        )
+    return table
+
+
+def term_text(explanation: Explanation, term: Term, shown: Callable[[str], str] = str) -> str:
+    """A part by its name; a relation in it as it leads from or to the entity, or between the two."""
+    if term.relation is None:
+        return term.of
+    relation = shown(term.relation)
+    if term.of == "links":
+        start, end = (shown(name) for name in (explanation.head, explanation.tail))
+        return f"  {end} — {relation} → {start}" if term.inverse else f"  {start} — {relation} → {end}"
+    return f"  → {relation}" if term.inverse else f"  {relation} →"
 
 
 def _seen_from(context: Context, triple: ContextTriple) -> str:

@@ -22,7 +22,7 @@ from lightcake_fast.inference.answers import (
     TripleScore,
     TripleScores,
 )
-from lightcake_fast.inference.explanation import explain
+from lightcake_fast.inference.explanation import Explainer
 from lightcake_fast.inference.pairs import name_rows
 from lightcake_fast.metrics import Evaluation, KnownRelations, NonFiniteScoresError, summarise_ranks
 from lightcake_fast.training.experiment import Experiment, build_model
@@ -132,11 +132,13 @@ class TrainedModel:
         Args:
             head: Name of the head.
             tail: Name of the tail.
-            top: How many context triples of the head, of the tail and of the relation.
+            top: How many context triples of the head, of the tail and of the relation, and relations of
+                each term.
             relation: Name of the relation, to see why it, or why not; None takes the likeliest.
 
         Raises:
-            InputError: See `predict`; or the relation is not in the data, or the model has no context layers.
+            InputError: See `predict`; or the relation is not in the data, or the model has nothing to
+                explain with: no context layers, profile or links.
             TypeError: See `predict`.
         """
         top = _checked_top(top)
@@ -144,20 +146,11 @@ class TrainedModel:
         ids, _ = self._ids([(head, tail)])
         chosen = self.relation(prediction.relations[0].relation if relation is None else relation)
 
-        def scores(mask: Tensor | None) -> Tensor:
-            return self._pair_scores(ids, self._refined if mask is None else self._refine(mask))[0]
+        def refine(mask: Tensor | None) -> tuple[Tensor, Tensor]:
+            return self._refined if mask is None else self._refine(mask)
 
-        return explain(
-            prediction,
-            (ids[0][0], ids[0][1]),
-            top,
-            self.model,
-            self.data,
-            self._experiment.graph,
-            scores,
-            relation=chosen,
-            backend=self.config.backend,
-        )
+        explainer = Explainer(self._experiment, refine, prediction, torch.tensor(ids), chosen)
+        return explainer.explain(top)
 
     def embeddings(self) -> Embeddings:
         """The refined tables with their names."""
@@ -271,9 +264,8 @@ class TrainedModel:
     def _training(self) -> KnownRelations:
         return KnownRelations(self.data.train, self.data.num_entities + 1)  # one more: the unknown's id
 
-    def _pair_scores(self, ids: list[list[int]], refined: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        tables = self._refined if refined is None else refined
-        return self._experiment.scores(tables, torch.tensor(ids))
+    def _pair_scores(self, ids: list[list[int]]) -> Tensor:
+        return self._experiment.scores(self._refined, torch.tensor(ids))
 
     @staticmethod
     def _probabilities(scores: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class RelationModel(nn.Module):
         check_choice("profile", profile, PROFILES)
         if profile == "both" and not has_context:
             raise InputError("profile: got 'both' without context layers, wanted 'none' or 'score'")
-        self.num_relations = num_relations
+        self.num_relations, self.has_context = num_relations, has_context
         self.input_dropout, self.row_dropout, self.unseen_rate = input_dropout, row_dropout, unseen_rate
         self.entities = xavier(num_entities, dim, generator=generator, dtype=dtype)
         self.relations = xavier(

@@ -33,6 +33,11 @@ class Weighed(NamedTuple):
         """The weighted sum of the rows of ``table`` (2R, d) that each list names, (B, d)."""
         return sum_rows(table, self.relation, self.bounds, self.weight)
 
+    def without(self, entry: int) -> "Weighed":
+        """The same with an entry that weighs nothing."""
+        kept = torch.arange(len(self.weight), device=self.weight.device) != entry
+        return self._replace(weight=self.weight * kept)
+
 
 class Evidence(NamedTuple):
     """What the graph says of B pairs besides their contexts.

@@ -11,6 +11,7 @@ from lightcake_fast.data import KnowledgeGraph, load_dataset
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.metrics import Evaluation, KnownRelations, summarise_ranks, triple_ranks
 from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel
+from lightcake_fast.models.evidence import Evidence
 from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import resolve
@@ -125,10 +126,15 @@ class Experiment:
         return self.model.eval().refine(self.graph, mask=mask, backend=self.config.backend)
 
     @torch.no_grad()
-    def scores(self, refined: tuple[Tensor, Tensor], pairs: Tensor) -> Tensor:
-        """Scores `(B, R)` of pairs, int64 `(B, 2)`, in evaluation, from the tables that `refined` gave."""
+    def scores(
+        self, refined: tuple[Tensor, Tensor], pairs: Tensor, evidence: Evidence | None = None
+    ) -> Tensor:
+        """Scores `(B, R)` of pairs, int64 `(B, 2)`, in evaluation, from the tables that `refined` gave.
+
+        The evidence is that of the whole graph, if no other is given.
+        """
         pairs = pairs.to(self.device)
-        evidence = self.model.evidence(self.graph, pairs)
+        evidence = self.model.evidence(self.graph, pairs) if evidence is None else evidence
         return self.model.eval().relation_scores(refined, pairs, evidence, seen=self.seen)
 
     def ranks(

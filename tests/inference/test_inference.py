@@ -66,6 +66,7 @@ def scores_by_hand(trained: TrainedModel, triples: np.ndarray, pair: tuple[int, 
         ("--score", "transe", "--context", "entity"),
         ("--layers", "0"),
         ("--model", "a2n"),
+        ("--profile", "both", "--links", "--mixing"),
     ],
 )
 def test_evaluation_equals_that_of_training_to_the_last_bit(folder: Path, flags: tuple[str, ...]) -> None:

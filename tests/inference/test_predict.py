@@ -311,7 +311,7 @@ def explanation_of(names: list[str]) -> Explanation:
     first, relation, last = names[0], names[1], names[-1]
     triples = tuple(ContextTriple(first, relation, name, (0.5,), -1.0, 0.2, 0.1) for name in names[1:])
     contexts = (Context("head", first, 9, triples), Context("relation", relation, 9, triples))
-    return Explanation(first, relation, last, -1.0, 0.5, 1, Candidate(relation, 0.5, False), contexts, ())
+    return Explanation(first, relation, last, -1.0, 0.5, 1, Candidate(relation, 0.5, False), contexts, (), ())
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

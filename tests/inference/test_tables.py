@@ -1,11 +1,12 @@
 """Tables on narrow terminals: nothing is cut, no figure is broken, and no two rows look alike."""
 
+import dataclasses
 import io
 from collections.abc import Iterator
 
 import pytest
 
-from lightcake_fast.inference import Candidate, Context, ContextTriple, Explanation, Prediction
+from lightcake_fast.inference import Candidate, Context, ContextTriple, Explanation, Prediction, Term
 from lightcake_fast.inference.report import explanation_tables, prediction_table
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.progress import metrics_table
@@ -45,7 +46,7 @@ def explanation() -> Explanation:
     )
     contexts = (Context("head", NAMES[0], 1234, triples), Context("relation", BASE + "starring", 99, triples))
     likeliest = Candidate(BASE + "starring", 0.5, False)
-    return Explanation(NAMES[0], BASE + "starring", NAMES[1], -1.0, 0.5, 1, likeliest, contexts, ())
+    return Explanation(NAMES[0], BASE + "starring", NAMES[1], -1.0, 0.5, 1, likeliest, contexts, (), ())
 
 
 @pytest.mark.parametrize("width", [72, 80, 100, 200])
@@ -61,6 +62,23 @@ def test_an_explanation(width: int) -> None:
             assert row[0].replace(" ", "").endswith(name)
             assert set(row[1:-2]) == {"0.2500"}
             assert row[-2:] == ["-125.5%", "0.1234"]
+
+
+@pytest.mark.parametrize("width", [72, 80, 100])
+def test_what_a_score_is_made_of(width: int) -> None:
+    terms = (
+        Term("context", None, False, 99, -1.5, 0.1234, -1.255),
+        Term("profile of head", BASE + "starring", False, 1234, -1.5, 0.1234, 0.5),
+        Term("profile of head", BASE + "starring", True, 1, -1.5, 0.1234, 0.5),
+        Term("links", BASE + "starring", True, 1, -1.5, 0.1234, 0.5),
+    )
+    _, table = next(explanation_tables(dataclasses.replace(explanation(), terms=terms), width))
+    lines = shown(table, width)
+    assert max(map(len, lines)) <= width
+    names = ["context", f"{BASE}starring →", f"→ {BASE}starring", f"{NAMES[1]} — {BASE}starring → {NAMES[0]}"]
+    for row, name, term in zip(cells(lines), names, terms, strict=True):
+        assert row[0].replace(" ", "") == name.replace(" ", "")
+        assert row[1:] == [f"{term.count:,}", f"{term.share:+.1%}", "0.1234"]
 
 
 def test_all_layers_where_there_is_room() -> None:

@@ -1,0 +1,185 @@
+"""Trained models with profile, links and mixing: what each gives to a score, against counts made by hand."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from lightcake_fast import export, load, predict
+from lightcake_fast.inference import Explanation, TrainedModel, figure
+from lightcake_fast.inference.report import explanation_tables, term_text
+from tests.support.comparison import assert_close
+from tests.support.trained_runs import PAIR, UNSEEN, train_run
+
+TERMS = ("--profile", "score", "--links")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("terms") / "runs"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("--layers", "2", "--profile", "both", "--links", "--mixing"), ("--layers", "0", *TERMS)],
+    ids=["lightcake", "counts and links"],
+)
+def trained(folder: Path, request: pytest.FixtureRequest) -> TrainedModel:
+    return load(train_run(folder, *request.param))
+
+
+@pytest.fixture(scope="module")
+def linked(trained: TrainedModel) -> tuple[str, str]:
+    """A pair that training joins, by more than one relation if there is such a pair."""
+    triples, data = trained.data.train, trained.data
+    pairs, counts = np.unique(np.sort(triples[:, ::2]), axis=0, return_counts=True)
+    h, t = pairs[counts.argmax()]
+    return data.entities[h], data.entities[t]
+
+
+@pytest.fixture(scope="module")
+def explanation(trained: TrainedModel, linked: tuple[str, str]) -> Explanation:
+    return trained.explain(*linked, top=100)
+
+
+def evidence(trained: TrainedModel, pair: tuple[str, str]) -> dict[str, Tensor]:
+    """Counts of the head's and the tail's relations, and links, each float64 (2R,)."""
+    half = trained.data.num_relations
+    h, t = (trained.data.entities.index(name) for name in pair)
+    parts = {part: torch.zeros(2 * half, dtype=torch.float64) for part in ("head", "tail", "links")}
+    for head, relation, tail in trained.data.train.tolist():
+        for part, entity in (("head", h), ("tail", t)):
+            parts[part][relation] += head == entity
+            parts[part][relation + half] += tail == entity
+        parts["links"][relation] += (head, tail) == (h, t)
+        parts["links"][relation + half] += (tail, head) == (h, t)
+    return parts
+
+
+def scores_by_hand(trained: TrainedModel, pair: tuple[str, str], parts: dict[str, Tensor]) -> Tensor:
+    """DistMult's scores (R,) from the exported tables and these counts."""
+    table, half = trained.embeddings(), trained.data.num_relations
+    other = {name: value.double() for name, value in table.others.items()}
+    rows = []
+    for side, name in zip(("head", "tail"), pair, strict=True):
+        row = table.entities[table.entity_names.index(name)].double()
+        rows.append(row + parts[side].log1p() @ other[f"profile.of_{side}"] + other[f"profile.{side}"])
+    asked = rows[0] * rows[1] + parts["links"] @ other["links.of_link"]
+    return table.relations[:half].double() @ asked + other["relation_bias"]
+
+
+def test_scores_are_made_of_what_is_exported(trained: TrainedModel, linked: tuple[str, str]) -> None:
+    parts = evidence(trained, linked)
+    assert all(counts.any() for counts in parts.values())
+    expected = scores_by_hand(trained, linked, parts).softmax(0)
+    (found,) = trained.predict([linked], top=100)
+    order = [trained.data.relations.index(candidate.relation) for candidate in found.relations]
+    assert_close(torch.tensor([c.probability for c in found.relations]), expected[order], slack=10)
+
+
+def test_shares_of_counts_and_links(
+    trained: TrainedModel, linked: tuple[str, str], explanation: Explanation
+) -> None:
+    parts, half = evidence(trained, linked), trained.data.num_relations
+    relation = trained.data.relations.index(explanation.relation)
+    whole = scores_by_hand(trained, linked, parts)[relation].item()
+    names = {"profile of head": "head", "profile of tail": "tail", "links": "links"}
+    listed: dict[str, set[int]] = {part: set() for part in names.values()}
+    for term in explanation.terms:
+        if term.of == "context":
+            continue
+        part = names[term.of]
+        changed = {key: counts.clone() for key, counts in parts.items()}
+        if term.relation is None:
+            changed[part].zero_()
+            assert term.count == parts[part].sum()
+        else:
+            place = trained.data.relations.index(term.relation) + half * term.inverse
+            listed[part].add(place)
+            assert term.count == parts[part][place] > 0
+            changed[part][place] = 0
+        scores = scores_by_hand(trained, linked, changed)
+        left = scores[relation].item()
+        assert math.isclose(term.score_without, left, rel_tol=1e-4, abs_tol=1e-5)
+        assert math.isclose(term.share, (whole - left) / abs(whole), rel_tol=1e-2, abs_tol=1e-4)
+        assert math.isclose(term.probability_without, scores.softmax(0)[relation].item(), rel_tol=1e-4)
+    assert listed == {part: set(counts.nonzero()[:, 0].tolist()) for part, counts in parts.items()}
+    for of in names:
+        shares = [abs(term.share) for term in explanation.terms if term.of == of and term.relation]
+        assert shares == sorted(shares, reverse=True)
+        assert max(shares) > 1e-3
+
+
+def test_the_share_of_the_context_is_that_of_all_its_triples(
+    trained: TrainedModel, linked: tuple[str, str], explanation: Explanation
+) -> None:
+    contexts = [term for term in explanation.terms if term.of == "context"]
+    assert len(contexts) == trained.model.has_context
+    for term in contexts:
+        model = trained.model
+        with torch.no_grad():  # no triple is left: the rows stay as they were, and so do their profiles
+            tables = model.entities, model.relations
+            pair = torch.tensor([[trained.data.entities.index(name) for name in linked]])
+            graph = trained._experiment.graph
+            scores = model.relation_scores(tables, pair, model.evidence(graph, pair))[0]
+        relation = trained.data.relations.index(explanation.relation)
+        assert math.isclose(term.score_without, scores[relation].item(), rel_tol=1e-4)
+        assert abs(term.share) > 1e-3
+    for context in explanation.contexts:
+        for layer in range(2):
+            assert math.isclose(sum(t.weights[layer] for t in context.triples), 1, rel_tol=1e-5)
+
+
+def test_an_entity_of_which_nothing_is_known_has_no_counts(trained: TrainedModel) -> None:
+    for name in (UNSEEN, "no such name"):
+        found = trained.explain(name, PAIR[1])
+        counts = {term.of: term.count for term in found.terms if term.relation is None}
+        assert (counts["profile of head"], counts["links"]) == (0, 0)
+        assert counts["profile of tail"] > 0
+
+
+def test_top_lists_the_largest_shares(
+    trained: TrainedModel, linked: tuple[str, str], explanation: Explanation
+) -> None:
+    few = trained.explain(*linked, top=1)
+    parts = [term.of for term in explanation.terms if term.relation is None]
+    assert [term for term in few.terms if term.relation is None] == [
+        term for term in explanation.terms if term.relation is None
+    ]
+    for part in parts:
+        entries = [[t for t in e.terms if t.of == part and t.relation] for e in (few, explanation)]
+        assert entries[0] == entries[1][:1]
+
+
+def test_words_and_picture(
+    trained: TrainedModel, explanation: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    title, table = next(explanation_tables(explanation, 100))
+    assert title == "what the score is made of"
+    assert table.row_count == len(explanation.terms)
+    matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
+    drawn = []
+    monkeypatch.setattr(matplotlib_figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    figure.draw(explanation, tmp_path / "why.png")
+    labels = figure.shortened(figure._names(explanation))
+    bars = drawn[0].axes[-1]
+    assert [patch.get_width() for patch in bars.patches] == [term.share for term in explanation.terms]
+    assert [text.get_text() for text in bars.get_yticklabels()] == [
+        term_text(explanation, term, labels.__getitem__) for term in explanation.terms
+    ]
+    figure.draw(dataclasses.replace(explanation, terms=explanation.terms[:1]), tmp_path / "why.png")
+    assert len(drawn[1].axes) == len(drawn[0].axes) - 1
+
+
+def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train_run(folder, "--layers", "0", *TERMS)
+    predict.main([str(run), "--head", PAIR[0], "--tail", PAIR[1], "--explain"])
+    assert "what the score is made of" in capsys.readouterr().out
+    export.main([str(run), "--to", str(tmp_path / "all.safetensors")])
+    names = set(load_file(tmp_path / "all.safetensors"))
+    assert {"profile.of_head", "profile.of_tail", "profile.head", "profile.tail", "links.of_link"} < names
