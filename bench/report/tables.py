@@ -112,20 +112,31 @@ def _layer_table(measurements: Sequence[Measurement]) -> Table:
 
 def _training_table(measurements: Sequence[Measurement]) -> Table:
     one = measurements[0]
+    steps = [
+        mode for mode in ("step", "replay") if mode == "step" or any(m.mode == mode for m in measurements)
+    ]
     table = Table(
         f"Training on {one.data}, {one.device}, width {one.dim}",
-        ["model", "layers", "step ms", "epoch s", "triples/s", "peak MB", "parameters"],
+        [
+            "model",
+            "layers",
+            *(f"{mode} ms" for mode in steps),
+            "epoch s",
+            "triples/s",
+            "peak MB",
+            "parameters",
+        ],
     )
     for key in dict.fromkeys((m.model, m.layers) for m in measurements):
         modes = {m.mode: m for m in measurements if (m.model, m.layers) == key}
-        step, epoch = modes.get("step"), modes.get("epoch")
-        some = step or epoch
-        assert some is not None, "a training has no other modes"
+        seconds = {mode: m.seconds for mode, m in modes.items()}
+        epoch = modes.get("epoch")
+        some = modes.get("step") or next(iter(modes.values()))
         table.rows.append(
             [
                 some.model,
                 str(some.layers),
-                _milliseconds(step.seconds if step else None),
+                *(_milliseconds(seconds.get(mode)) for mode in steps),
                 f"{epoch.seconds:.2f}" if epoch else "",
                 f"{some.items_per_second:,.0f}",
                 _megabytes(some.peak_bytes),

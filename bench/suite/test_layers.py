@@ -27,7 +27,7 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.training.captured import WARM_UPS, record, warm_up
 
 DIM = 256
-# Where slow ones are timed on a CPU, so that the suite ends within ten minutes on two cores.
+# Where slow ones are timed on a CPU, so that the suite takes some ten minutes on two cores.
 SLOW_ON_CPU = {
     "lightcake eager": ("family:300", "family", "family:6000", "ddb14", "wn18rr"),
     "lightcake compiled": ("family", "ddb14", "wn18rr"),
@@ -115,11 +115,20 @@ def made(
     return Case(name, given, step, seconds, peak_in_child(*child) if data.name in MEMORY_DATA else None)
 
 
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """The work of a function as one CUDA graph."""
+def captured(run: Callable[[], Results]) -> Callable[[], None]:
+    """The work of a function as one CUDA graph, after its results were found to be the same."""
+    results: list[Tensor] = []
+
+    def keep() -> None:
+        results[:] = run()
+
     for _ in range(WARM_UPS):
-        warm_up(run)
-    return record(run)
+        warm_up(keep)
+    replay = record(keep)
+    replay()
+    difference = largest_difference(results, run())
+    assert difference < TOLERANCE, f"the replay is off by {difference:.1e}: not timed"
+    return replay
 
 
 @pytest.mark.parametrize("mode", ["forward", "backward", "both", "replay"])

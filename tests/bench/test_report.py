@@ -295,3 +295,17 @@ def test_the_suite_writes_what_the_report_reads(tmp_path: Path) -> None:
     }
     fast = NotRun("layer", "PyG FastRGCNConv", "family:300", "cpu", left_out[0].reason)
     assert fast in left_out
+
+
+def test_replays_have_a_column_where_there_are_some() -> None:
+    training = {"kind": "training", "data": "toy", "dim": 64, "model": "lightcake 1", "layers": 1}
+    entries = [
+        layer("lightcake", "both", 0.002),
+        layer("lightcake", "replay", 0.001),
+        entry(0.025, 512, mode="step", **training),
+        entry(0.0125, 512, mode="replay", **training),
+    ]
+    one_layer, steps = tables([Measurement.from_entry(one) for one in entries], [])
+    assert dict(zip(one_layer.header, one_layer.rows[0], strict=False))["replay ms"] == "1"
+    step = dict(zip(steps.header, steps.rows[0], strict=True))
+    assert (step["step ms"], step["replay ms"], step["triples/s"]) == ("25", "12.5", "20,480")
