@@ -76,7 +76,15 @@ class ContextGraph:
     @property
     def triples(self) -> Tensor:
         """The raw triples given, int64 of shape (T, 3): (head, relation, tail); a copy."""
-        return torch.from_numpy(self._ids).to(self.device, torch.int64)
+        return self._narrow.long()
+
+    def triples_at(self, places: Tensor) -> Tensor:
+        """Some of the raw triples, int64 of shape (B, 3), by their places, int64 of shape (B,)."""
+        return self._narrow.index_select(0, places).long()
+
+    @cached_property
+    def _narrow(self) -> Tensor:
+        return torch.from_numpy(self._ids).to(self.device)
 
     def to(self, device: torch.device | str) -> "ContextGraph":
         """The same graph on another device, where its plan is made anew when it is needed."""

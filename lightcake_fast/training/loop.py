@@ -20,6 +20,7 @@ from lightcake_fast.training.state import check_tensors, restore_state, training
 
 _MEMORY_FLAGS = ("dim", "layers", "batch_size")
 SAVE_SECONDS = 45.0  # a save a minute is promised; the step or validation under way may come on top
+SAVE_SHARE = 0.1  # of the time that saves take, at most: big models are saved less often
 
 
 def train(
@@ -97,7 +98,8 @@ class Trainer:
         self._steps = math.ceil(len(data.train) / config.batch_size)
         self._records: list[dict[str, Any]] = []
         self.position = Position()
-        self._mark = self._saved = time.monotonic()
+        self._mark = time.monotonic()
+        self._next_save = self._mark + SAVE_SECONDS
 
     def restore(self, tensors: dict[str, Tensor], position: Position, notes: dict[str, Any]) -> None:
         """Go back to where a checkpoint was saved (see `RunFolder.load_last`)."""
@@ -159,7 +161,7 @@ class Trainer:
                 self._save_last()
                 self._reporter.stopped(self._interrupt.signal, position, self._run.path)
                 self._interrupt.leave()
-            if time.monotonic() - self._saved >= SAVE_SECONDS:
+            if time.monotonic() >= self._next_save:
                 self._save_last()
             if self._reporter.due():
                 self._measure()
@@ -228,7 +230,8 @@ class Trainer:
         self._measure()
         state = training_state(self.model, self._step.optimizer, self._experiment.generator)
         self._run.save_last(state, self.position, self._data.fingerprint, device=self._experiment.device.type)
-        self._saved = self._mark = time.monotonic()
+        took, self._mark = time.monotonic() - self._mark, time.monotonic()
+        self._next_save = self._mark + max(SAVE_SECONDS, took / SAVE_SHARE)
 
     def _save_best(self) -> None:
         self._run.save_best(self.model.state_dict(), self.position, self._data.fingerprint)

@@ -30,9 +30,7 @@ class TrainingStep:
         generator: torch.Generator,
     ) -> None:
         self._model, self._graph, self._backend, self._generator = model, graph, config.backend, generator
-        triples = graph.triples
-        self._pairs, self._relations = triples[:, ::2].contiguous(), triples[:, 1].contiguous()
-        self._mask = torch.zeros(len(triples), dtype=torch.bool, device=triples.device)
+        self._mask = torch.zeros(graph.num_triples, dtype=torch.bool, device=graph.device)
         self._mask_targets = config.mask_targets
         self._lr, self._lr_decay = config.lr, config.lr_decay
         tables = [model.entities, model.relations]
@@ -40,10 +38,10 @@ class TrainingStep:
         # Adam adds weight_decay times the weight to its gradient: the gradient of l2/2 times the square
         groups: list[dict[str, Any]] = [{"params": tables, "weight_decay": config.l2}, {"params": others}]
         # a tensor, which a captured step reads anew each time; Adam's GPU kernel takes it in float32 only
-        real = torch.float64 if triples.device.type == "cpu" else torch.float32
-        self._step_size = torch.tensor(config.lr, dtype=real, device=triples.device)
+        real = torch.float64 if graph.device.type == "cpu" else torch.float32
+        self._step_size = torch.tensor(config.lr, dtype=real, device=graph.device)
         self.optimizer = torch.optim.Adam(groups, lr=self._step_size, fused=True)
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=triples.device)
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=graph.device)
 
     def start_epoch(self, epoch: int) -> None:
         """Set the step size of epoch 0, 1, ...: a part of `lr` that shrinks by `lr_decay` each time."""
@@ -53,7 +51,8 @@ class TrainingStep:
         """Step on the training triples numbered `batch`, int64 `(B,)`."""
         mask = self._mask.zero_().index_fill_(0, batch, True) if self._mask_targets else None
         refined = self._model.refine(self._graph, mask=mask, generator=self._generator, backend=self._backend)
-        pairs, targets = self._pairs.index_select(0, batch), self._relations.index_select(0, batch)
+        triples = self._graph.triples_at(batch)
+        pairs, targets = triples[:, ::2], triples[:, 1]
         evidence = self._model.evidence(self._graph, pairs, targets)
         scores = self._model.relation_scores(refined, pairs, evidence, generator=self._generator)
         loss = functional.cross_entropy(scores, targets)

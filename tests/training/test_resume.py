@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -225,6 +226,30 @@ def test_saved_by_the_clock(unbroken: Path, tmp_path: Path, monkeypatch: pytest.
         assert resume(tmp_path / "run") == 0
     assert done
     assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_saves_cost_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of our own: steps of 10 seconds, saves of 20, so that one comes every 200."""
+    now, steps, saved = [0.0], [0], []
+    step, save = TrainingStep.__call__, RunFolder.save_last
+
+    def slow_step(self: TrainingStep, batch: Tensor) -> None:
+        now[0] += 10
+        steps[0] += 1
+        step(self, batch)
+
+    def slow_save(self: RunFolder, *arguments: Any, **options: Any) -> None:
+        now[0] += 20
+        saved.append(steps[0])
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(TrainingStep, "__call__", slow_step)
+    monkeypatch.setattr(RunFolder, "save_last", slow_save)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert run(tmp_path / "run", "--epochs", "1", "--batch-size", "4") == 0
+    assert steps[0] > 45
+    # the first after SAVE_SECONDS, the last at the end of the epoch
+    assert saved == [*range(5, steps[0], 20), steps[0]]
 
 
 def test_more_epochs_than_at_first(unbroken: Path, tmp_path: Path) -> None:

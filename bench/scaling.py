@@ -1,0 +1,167 @@
+"""What big graphs cost, time and peak memory: `python -m bench.scaling [TRIPLES ...]`, one thread.
+
+Every stage runs in a process of its own on a generated skewed graph of T triples, T / 4 entities and 800
+relations, which are Wikidata5M's proportions. Seconds are those of the processor, so that what else the
+machine does counts little.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightcake_fast.data import read_folder
+from lightcake_fast.ops import context_layer
+from lightcake_fast.training.experiment import Experiment
+from lightcake_fast.training.presets import resolve
+
+RELATIONS = 800
+HELD_OUT = 10_000  # triples of valid and of test
+LAYER_DIM = 32
+FLAGS = {"dataset": "family", "preset": "paper", "batch_size": 65_536, "layers": 2, "dim": 64}
+ROOT = Path(__file__).parents[1]
+
+
+def write_graph(folder: Path, triples: int) -> None:
+    """Write train, valid and test of a graph in which a tenth of the ids gets nearly half of the draws."""
+    rng = np.random.default_rng(0)
+    entities = triples // 4
+    places = rng.permutation(entities)  # popular entities lie anywhere in the tables
+    folder.mkdir(parents=True)
+    for split, count in (("train", triples), ("valid", HELD_OUT), ("test", HELD_OUT)):
+        ids = (rng.random((count, 3)) ** 3 * [entities, RELATIONS, entities]).astype(np.int64)
+        if split == "train":
+            ids[:RELATIONS, 1] = np.arange(RELATIONS)
+        ids[:, [0, 2]] = places[ids[:, [0, 2]]]
+        with (folder / f"{split}.tsv").open("w", encoding="utf-8") as file:
+            for block in np.array_split(ids, max(count // 100_000, 1)):
+                file.writelines(f"Q{h + 1000}\tP{r}\tQ{t + 1000}\n" for h, r, t in block.tolist())
+
+
+def _experiment(folder: Path) -> Experiment:
+    return Experiment(resolve(FLAGS), read_folder(folder))
+
+
+def _read(folder: Path) -> Callable[[], object]:
+    return lambda: read_folder(folder)
+
+
+def _plan(folder: Path) -> Callable[[], object]:
+    experiment = _experiment(folder)
+    return lambda: experiment.graph.plan
+
+
+def _layer(folder: Path) -> Callable[[], object]:
+    graph = _experiment(folder).graph
+    _ = graph.plan
+    entities, relations = (
+        (torch.rand(rows, LAYER_DIM) - 0.5).requires_grad_()
+        for rows in (graph.num_entities, 2 * graph.num_relations)
+    )
+
+    def both() -> None:
+        new_entities, new_relations = context_layer(entities, relations, graph)
+        (new_entities.sum() + new_relations.sum()).backward()  # type: ignore[no-untyped-call]
+
+    both()  # compiles
+    return both
+
+
+def _step(folder: Path) -> Callable[[], object]:
+    experiment = _experiment(folder)
+    batch, *_ = experiment.epoch(0)
+    experiment.advance(batch)  # makes the plan, the optimiser's state and the compiled passes
+    return lambda: experiment.advance(batch)
+
+
+def _evaluation(folder: Path) -> Callable[[], object]:
+    experiment = _experiment(folder)
+    experiment.evaluate("valid")
+    return lambda: experiment.evaluate("test")
+
+
+STAGES: dict[str, tuple[str, Callable[[Path], Callable[[], object]]]] = {
+    "read": ("reading the files", _read),
+    "again": ("reading them a second time", _read),
+    "plan": ("plan of the passes", _plan),
+    "layer": (f"a layer, forward and backward, d {LAYER_DIM}", _layer),
+    "step": ("a training step, B 65,536, L 2, d 64", _step),
+    "evaluation": (f"ranking {HELD_OUT:,} triples, L 2, d 64", _evaluation),
+}
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held at once."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def run_stage(stage: str, folder: Path) -> dict[str, float]:
+    """Run a stage in this process; its preparation counts for the memory, not for the time."""
+    torch.set_num_threads(1)
+    before = peak_bytes()
+    run = STAGES[stage][1](folder)
+    start = time.process_time()
+    run()
+    return {"seconds": time.process_time() - start, "imports_bytes": before, "peak_bytes": peak_bytes()}
+
+
+def measure(stage: str, folder: Path, cache: Path) -> dict[str, float]:
+    """Run a stage in a process of its own, whose user's cache folder is `cache`."""
+    command = [sys.executable, "-m", "bench.scaling", "--stage", stage, str(folder)]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def table(sizes: Sequence[int], results: dict[tuple[str, int], dict[str, float]]) -> str:
+    """The results as a Markdown table, with the growth between the smallest and the largest graph."""
+    lines = [
+        "| | " + " | ".join(f"{size / 1e6:g} M: s | GiB" for size in sizes) + " | growth: time | memory |",
+        "|---|" + "---|" * (2 * len(sizes) + 2),
+    ]
+    for stage, (label, _) in STAGES.items():
+        found = [results[stage, size] for size in sizes]
+        cells = [f"{r['seconds']:.1f} | {r['peak_bytes'] / 2**30:.2f}" for r in found]
+        ratio = math.log(sizes[-1] / sizes[0]) or math.nan
+        time_growth = math.log(found[-1]["seconds"] / found[0]["seconds"]) / ratio
+        bytes_first, bytes_last = (r["peak_bytes"] - r["imports_bytes"] for r in (found[0], found[-1]))
+        memory_growth = math.log(bytes_last / bytes_first) / ratio
+        lines.append(f"| {label} | {' | '.join(cells)} | {time_growth:.2f} | {memory_growth:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure every stage at every size, or, as the child, one stage on one folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("triples", nargs="*", type=float, default=[1e6, 5e6], metavar="TRIPLES")
+    parser.add_argument("--stage", nargs=2, metavar=("STAGE", "FOLDER"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.stage:
+        print(json.dumps(run_stage(options.stage[0], Path(options.stage[1]))))
+        return
+    sizes = sorted(int(count) for count in options.triples)
+    results: dict[tuple[str, int], dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for size in sizes:
+            write_graph(Path(place, str(size)), size)
+        for size, stage in itertools.product(sizes, STAGES):
+            results[stage, size] = measure(stage, Path(place, str(size)), Path(place, "cache"))
+            print(f"{size:>12,} {stage:12} {results[stage, size]}", file=sys.stderr, flush=True)
+    print(table(sizes, results))
+
+
+if __name__ == "__main__":
+    main()
