@@ -37,7 +37,13 @@ def make_parser() -> cli.ArgumentParser:
     add_run_arguments(parser, several=True)
     parser.add_argument("--split", choices=SPLITS, default="test", help="default: test")
     parser.add_argument("--ties", choices=TIES, help="place among equal scores (default: the run's)")
-    parser.add_argument("--by", choices=tuple(GROUPINGS), help="break the split down")
+    parser.add_argument(
+        "--by",
+        choices=tuple(GROUPINGS),
+        action="append",
+        default=[],
+        help="break the split down; may be given for each of them",
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON line for each run")
     return parser
 
@@ -50,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     """
     options = make_parser().parse_args(argv)
     console = Console()
-    groups: list[Group] = []
+    groups: dict[str, list[Group]] = {}
     ranks: dict[str, Tensor] = {}
     fingerprint = None
     for run in options.runs:
@@ -61,15 +67,15 @@ def main(argv: Sequence[str]) -> None:
         fingerprint = data.fingerprint
         ranks[run] = trained.ranks(options.split, ties)
         evaluation = summarise_ranks(ranks[run], data.split(options.split), data.seen_entities).to_dict()
-        groups = GROUPINGS[options.by](data, options.split) if options.by else []
+        groups = {by: GROUPINGS[by](data, options.split) for by in options.by}
         if options.json:
             print(json.dumps(_record(run, options, ties, evaluation, groups, ranks[run])))
         else:
             title = f"{run}: {data.name} {options.split}, {ties} ties"
             console.print_table(title, metrics_table(evaluation))
-    if groups and not options.json:
-        title = f"{options.split} by {options.by}" + (", MRR" if len(ranks) > 1 else "")
-        console.print_table(title, _breakdown_table(options, groups, ranks))
+    for by in {} if options.json else groups:
+        title = f"{options.split} by {by}" + (", MRR" if len(ranks) > 1 else "")
+        console.print_table(title, _breakdown_table(by, groups[by], ranks))
 
 
 def _record(
@@ -77,23 +83,25 @@ def _record(
     options: argparse.Namespace,
     ties: str,
     evaluation: dict[str, Any],
-    groups: list[Group],
+    groups: dict[str, list[Group]],
     ranks: Tensor,
 ) -> dict[str, Any]:
     record = {"run": run, "split": options.split, "ties": ties, **evaluation}
-    if options.by:
-        record["by"] = options.by
-        record["groups"] = [
-            {"name": group.name, **dataclasses.asdict(RankMetrics.from_ranks(ranks[group.rows]))}
-            for group in groups
-        ]
+    if groups:
+        record["by"] = {
+            by: [
+                {"name": group.name, **dataclasses.asdict(RankMetrics.from_ranks(ranks[group.rows]))}
+                for group in found
+            ]
+            for by, found in groups.items()
+        }
     return record
 
 
-def _breakdown_table(options: argparse.Namespace, groups: list[Group], ranks: dict[str, Tensor]) -> Table:
+def _breakdown_table(by: str, groups: list[Group], ranks: dict[str, Tensor]) -> Table:
     """All metrics of one run, or the MRR of several side by side."""
     table = Table()
-    table.add_names(options.by)
+    table.add_names(by)
     table.add_figures("triples", 7)
     for title in ranks if len(ranks) > 1 else METRICS:
         table.add_figures(title)

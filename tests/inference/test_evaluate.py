@@ -43,7 +43,7 @@ def test_groups_add_up_to_the_whole(
     runs: tuple[str, str], by: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (record,) = lines(capsys, [runs[0], "--by", by])
-    groups = record["groups"]
+    groups = record["by"][by]
     assert len(groups) > 2
     assert sum(group["count"] for group in groups) == record["all"]["count"]
     for mean in ("mrr", "mr", "hits_at_1"):
@@ -79,6 +79,11 @@ def test_tables_for_people(runs: tuple[str, str], capsys: pytest.CaptureFixture[
     assert f"{mrr:.4f}" in one
     assert "cousin" in one
     assert "Hits@10" in one
+    assert cli.run(evaluate.main, [runs[0], "--by", "degree", "--by", "relation"]) == 0
+    titles = [line for line in capsys.readouterr().out.splitlines() if line.startswith("test by ")]
+    assert titles == ["test by degree", "test by relation"]
+    (record,) = lines(capsys, [runs[0], "--by", "degree", "--by", "relation"])
+    assert list(record["by"]) == ["degree", "relation"]
     assert cli.run(evaluate.main, [*runs, "--by", "degree"]) == 0
     both = capsys.readouterr().out
     row = next(line for line in both.splitlines() if line.startswith("│ 0 "))
