@@ -148,3 +148,20 @@ def test_what_is_no_number_stays_where_it_belongs(backend: str, score: str, valu
         assert_close(values[sound], expected[table][sound], name=table, slack=4.0)
         if table.startswith("dL/") or backend == "numba":
             assert not values[~sound].isfinite().any(), table
+
+
+@pytest.mark.parametrize("score", ["distmult", "transe"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_row_that_is_not_finite_shows_in_the_same_rows_of_all_back_ends(
+    score: str, value: float, masked: bool
+) -> None:
+    triples = torch.tensor([[0, 0, 1], [2, 0, 3], [2, 1, 1], [4, 1, 5], [4, 0, 4]])
+    graph = ContextGraph.from_triples(triples, 6, 2)
+    mask = torch.arange(5) == 0 if masked else None
+    entities, relations = torch.randn(6, 8), torch.randn(4, 8)
+    entities[0] = value
+    for backend in ("reference", "numba", "triton"):
+        tables = context_layer(entities, relations, graph, score=score, mask=mask, backend=backend)
+        shown = [(~table.isfinite()).any(1).tolist() for table in tables]
+        assert shown == [[True, True, False, False, False, False], [True, False, True, False]], backend
