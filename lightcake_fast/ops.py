@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.plan import GpuPlan, Plan
@@ -37,8 +38,9 @@ def context_layer(
 ) -> tuple[Tensor, Tensor]:
     """One LightCAKE layer: each row plus the softmax-weighted sum over its context triples.
 
-    Differentiable once in ``entities`` and ``relations``. A row without a live context triple stays as it
-    is. Under ``torch.autocast`` the layer runs in float32.
+    Differentiable once in ``entities`` and ``relations``; "reference" in any order and mode, which "auto"
+    therefore takes under ``torch.func`` and forward-mode differentiation. A row without a live context
+    triple stays as it is. Under ``torch.autocast`` the layer casts to float32 first.
 
     Args:
         entities: shape (N, d); float32 or float64, or a 16-bit type, whose sums are float32.
@@ -62,6 +64,7 @@ def context_layer(
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
+    entities, relations = autocast_first(entities), autocast_first(relations)
     backend = _checked(entities, relations, graph, score, context, mask, backend)
     if backend == "reference":
         both_ways = None if mask is None else mask.repeat(2)
@@ -103,6 +106,7 @@ def context_weights(
 
     Source: LightCAKE, arXiv 2102.10826, equations 2 and 4.
     """
+    entities, relations = autocast_first(entities), autocast_first(relations)
     backend = _checked(entities, relations, graph, score, "both", mask, backend)
     with torch.no_grad():
         if backend == "reference":
@@ -201,7 +205,7 @@ def _checked(
         if backend not in ("auto", "reference"):
             raise InputError(f"backend: got {backend!r}, wanted 'reference', which alone has score {score!r}")
         return "reference"
-    return _runnable(backend, entities.device.type)
+    return without_transforms(_runnable(backend, entities.device.type), backend, entities, relations)
 
 
 def _runnable(backend: str, device: str) -> str:
@@ -219,6 +223,38 @@ def _runnable(backend: str, device: str) -> str:
                 "(or on the cpu with TRITON_INTERPRET=1)"
             )
     return backend
+
+
+def without_transforms(chosen: str, asked: str, *tables: Tensor) -> str:
+    """The back end chosen; the reference where only it has the derivatives.
+
+    The fused ops have a backward and nothing else: a tangent would be dropped in silence.
+
+    Raises:
+        InputError: a fused back end was asked for by its name.
+    """
+    if chosen == "reference" or not (torch._C._are_functorch_transforms_active() or _have_tangents(tables)):
+        return chosen
+    if asked != "auto":
+        raise InputError(
+            f"backend: got {asked!r} under torch.func or forward-mode differentiation, wanted 'reference', "
+            "which alone has more than a backward, or 'auto', which then takes it"
+        )
+    return "reference"
+
+
+def _have_tangents(tables: tuple[Tensor, ...]) -> bool:
+    if forward_ad._current_level < 0:  # outside of dual_level()
+        return False
+    duals = [forward_ad.unpack_dual(table) for table in tables]  # type: ignore[no-untyped-call]
+    return any(dual.tangent is not None for dual in duals)
+
+
+def autocast_first(table: Tensor) -> Tensor:
+    """A table as PyTorch's own float32 operators take it under ``torch.autocast``; elsewhere as it is."""
+    device = table.device.type
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return table.float() if autocast and table.dtype in (*_NARROW, torch.float32) else table
 
 
 def _widened(table: Tensor) -> Tensor:
@@ -350,6 +386,12 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     return grad_x, grad_y, [None] * len(plan), None, None, None, None
 
 
+def no_second_derivative(ctx: Any, *gradients: Any) -> None:
+    """The derivative of a fused backward, which there is not."""
+    raise RuntimeError("the fused back ends are differentiable once: wanted backend='reference'")
+
+
+_context_layer_backward.register_autograd(no_second_derivative)
 _context_layer.register_autograd(_differentiate, setup_context=_save)
 _context_layer.register_autocast("cpu", torch.float32)
 _context_layer.register_autocast("cuda", torch.float32)

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.kernels.segment_plan import SegmentPlan, build_segment_plan
-from lightcake_fast.ops import BACKENDS, _runnable
+from lightcake_fast.ops import (
+    BACKENDS,
+    _runnable,
+    autocast_first,
+    no_second_derivative,
+    without_transforms,
+)
 from lightcake_fast.reference import segments as reference
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -107,8 +113,8 @@ def segment_softmax_aggregate(
 
     ``out[m] = sum of w_e values[index_e]`` over the entries e of segment m: PyTorch Geometric's ``softmax``
     followed by ``scatter``, without a tensor of E x d and without atomics, so bitwise repeatable.
-    Differentiable once in ``scores`` and ``values``. A segment in which nothing is left gives zeros. Under
-    ``torch.autocast`` it runs in float32.
+    Differentiable in ``scores`` and ``values`` as ``context_layer``, and cast as it is under
+    ``torch.autocast``. A segment in which nothing is left gives zeros.
 
     Args:
         scores: shape (E,), in the order of the entries; a score of -inf leaves its entry out.
@@ -126,6 +132,7 @@ def segment_softmax_aggregate(
     Raises:
         ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
     """
+    scores, values = autocast_first(scores), autocast_first(values)
     backend = _checked(scores, values, segments, mask, backend)
     real = torch.float64 if values.dtype == torch.float64 else torch.float32
     s, plan = scores.to(real), segments.plan
@@ -167,7 +174,7 @@ def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | 
     ):
         if device != values.device:
             raise ValueError(f"{name}: got device {device}, wanted the values', {values.device}")
-    return _runnable(backend, values.device.type)
+    return without_transforms(_runnable(backend, values.device.type), backend, scores, values)
 
 
 def _on(values: Tensor) -> AbstractContextManager[Any]:
@@ -260,6 +267,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
     return grad_s, grad_values, [None] * len(plan), None, None, None
 
 
+_aggregate_backward.register_autograd(no_second_derivative)
 _aggregate.register_autograd(_differentiate, setup_context=_save)
 _aggregate.register_autocast("cpu", torch.float32)
 _aggregate.register_autocast("cuda", torch.float32)
