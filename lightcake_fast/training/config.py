@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import math
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
@@ -18,6 +17,7 @@ from lightcake_fast.models import DECOMPOSITIONS, MODELS, PROFILES, takers
 
 PRESETS = ("paper", "best")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
+LARGEST = 2**31
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -32,7 +32,7 @@ class Flag:
         choices: The values allowed; empty for no such limit.
         at_least: Smallest value allowed.
         above: Value that must be exceeded.
-        below: Value that must not be reached.
+        below: Value that must not be reached; every number has one.
         on_resume: Whether it may be given beside `--resume`.
         saved: Whether it belongs to the run, and not only to the command that was typed.
     """
@@ -43,7 +43,7 @@ class Flag:
     choices: tuple[str, ...] = ()
     at_least: float | None = None
     above: float | None = None
-    below: float | None = None
+    below: float = LARGEST
     on_resume: bool = False
     saved: bool = True
 
@@ -52,21 +52,19 @@ class Flag:
         if isinstance(value, str):
             return not self.choices or value in self.choices
         return (
-            math.isfinite(value)
-            and (self.at_least is None or value >= self.at_least)
+            (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
+            and bool(value < self.below)  # no infinity and no NaN either
         )
 
-    def wanted(self, kind: str) -> str:
-        """The values allowed, in words."""
+    def wanted(self, kind: str, value: Any) -> str:
+        """The values allowed, in words, after one that is not."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        bounds = [
-            f"{word} {bound}"
-            for word, bound in (("of at least", self.at_least), ("above", self.above), ("below", self.below))
-            if bound is not None
-        ]
+        limits = ("of at least", self.at_least), ("above", self.above), ("below", self.below)
+        bounds = [f"{word} {bound}" for word, bound in limits if bound is not None]
+        if self.below == LARGEST and not (isinstance(value, int | float) and value >= LARGEST):
+            bounds.pop()  # that goes without saying
         return " ".join([_KINDS[kind], " and ".join(bounds)]).rstrip()
 
 
@@ -137,7 +135,11 @@ class TrainingConfig:
         choices=("both", "entity", "relation"),
     )
     layers: int = _flag(
-        "context layers (0 for the plain score), or convolutions", "model", at_least=0, metavar="L"
+        "context layers (0 for the plain score), or convolutions",
+        "model",
+        at_least=0,
+        below=1000,
+        metavar="L",
     )
     decomposition: str = _flag(
         "matrices of the relations, each of its own, combinations of bases, or block-diagonal "
@@ -254,7 +256,7 @@ class TrainingConfig:
                 value = float(value)
                 object.__setattr__(self, field.name, value)
             if type(value).__name__ != kind or not flag.accepts(value) or "\0" in str(value):
-                raise InputError(f"{field.name}: got {value!r}, wanted {flag.wanted(kind)}")
+                raise InputError(f"{field.name}: got {value!r}, wanted {flag.wanted(kind, value)}")
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingConfig":

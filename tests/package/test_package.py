@@ -52,6 +52,7 @@ LAYERS = {
 OPTIONAL = {
     "lightcake_fast.inference.answers": {"pandas"},
     "lightcake_fast.inference.figure": {"matplotlib"},
+    "lightcake_fast.inference.fonts": {"matplotlib"},
     "lightcake_fast.reproduce.tables": {"matplotlib"},
 }
 

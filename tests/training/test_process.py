@@ -95,6 +95,10 @@ def test_killed_three_times_at_random(unbroken: Path, tmp_path: Path, seed: int)
     ("flags", "message"),
     [
         (["--epochs", "0"], "error: epochs: got 0, wanted a whole number of at least 1"),
+        (
+            ["--batch-size", "1" + "0" * 19],
+            "error: batch_size: got 10000000000000000000, wanted",
+        ),
         (["--epoch", "3"], "error: unrecognized arguments: --epoch 3"),
         (["--score", "complex"], "error: argument --score: invalid choice: 'complex'"),
         (["--dim", "wide"], "error: argument --dim: invalid int value: 'wide'"),
