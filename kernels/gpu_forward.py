@@ -18,17 +18,18 @@ import triton.language as tl
 from torch import Tensor
 
 from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.kernels.gpu_blocks import compile_block, phi_rel_back, psi_term_back, sqrt
 from lightcake_fast.kernels.gpu_merge import merge_pass
-from lightcake_fast.kernels.gpu_scores import SCORES
 from lightcake_fast.kernels.gpu_tiles import (
-    LN2,
     LOG2E,
     LOWEST,
     NO_CHUNK,
+    add_row,
     add_scaled_row,
     fold_row,
     load_row,
     log2_weight,
+    normalized,
     row_pointers,
     scale_row,
     store_folded_row,
@@ -36,14 +37,14 @@ from lightcake_fast.kernels.gpu_tiles import (
     zero_row,
 )
 from lightcake_fast.kernels.plan import GpuPlan
+from lightcake_fast.kernels.scores import SCORES
 
 
 @triton.jit
 def relation_pass(
     x_ptr, y_ptr, raw_ptr, triple_ptr, chunk_ptr, mask_ptr,
-    s_ptr, part_ptr, part_top_ptr, part_total_ptr, half,
-    phi_rel: tl.constexpr, phi_rel_back: tl.constexpr, psi_term: tl.constexpr, psi: tl.constexpr,
-    HAS_MASK: tl.constexpr, WITH_SUMS: tl.constexpr,
+    s_ptr, part_ptr, part_top_ptr, part_total_ptr, num_relations,
+    block, COLUMNS: tl.constexpr, HAS_MASK: tl.constexpr, WITH_SUMS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Both scores of each raw triple, and each chunk's share of its two relation sums.
@@ -55,15 +56,16 @@ def relation_pass(
 
     Bytes a raw triple: rows e_h, e_t; 16 of ids, 8 of scores.
     """
-    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     p = tl.program_id(0)
     start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
     row, slot = tl.load(chunk_ptr + 4 * p + 2), tl.load(chunk_ptr + 4 * p + 3)
     lane = tl.arange(0, BLOCK_E)
     rows = tl.zeros([BLOCK_E], tl.int32) + row
-    r = load_row(row_pointers(y_ptr, rows, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
-    r_back = load_row(row_pointers(y_ptr, rows + half, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
-    sum_a, sum_b = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC), zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
+    r = load_row(row_pointers(y_ptr, rows, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
+    r_back_ptr = row_pointers(y_ptr, rows + num_relations, WIDTH, BLOCK_D)
+    r_back = load_row(r_back_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)
+    sum_a = zero_row(BLOCK_E, WIDTH, COLUMNS, BLOCK_D, ACC)
+    sum_b = zero_row(BLOCK_E, WIDTH, COLUMNS, BLOCK_D, ACC)
     top_a, top_b = tl.full([BLOCK_E, 1], LOWEST, ACC), tl.full([BLOCK_E, 1], LOWEST, ACC)
     total_a, total_b = tl.zeros([BLOCK_E, 1], ACC), tl.zeros([BLOCK_E, 1], ACC)
     low = float("-inf")
@@ -85,13 +87,15 @@ def relation_pass(
         head, tail, forward, inverse = tl.load(raw), tl.load(raw + 1), tl.load(raw + 2), tl.load(raw + 3)
 
         term_a, term_b = tl.zeros([BLOCK_E, BLOCK_D], ACC), tl.zeros([BLOCK_E, BLOCK_D], ACC)
-        h, t = load_row(h_ptr, WIDTH, BLOCK_D, ACC), load_row(t_ptr, WIDTH, BLOCK_D, ACC)
-        phi = ()
-        for k in tl.static_range(K):
-            phi = phi + (phi_rel(h[k], t[k]),)
-            term_a = psi_term(term_a, phi[k], r[k])
-            term_b = psi_term(term_b, phi_rel_back(phi[k]), r_back[k])
-        s_a, s_b = psi(tl.sum(term_a, 1)), psi(tl.sum(term_b, 1))
+        h = load_row(h_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)
+        t = load_row(t_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)
+        phi_a, phi_b = (), ()
+        for k in tl.static_range(0, len(h), COLUMNS):
+            h_k, t_k = h[k : k + COLUMNS], t[k : k + COLUMNS]
+            phi_a, phi_b = phi_a + block.phi_rel(h_k, t_k), phi_b + phi_rel_back(h_k, t_k, block)
+            term_a += block.psi_term(h_k, r[k : k + COLUMNS], t_k)
+            term_b += psi_term_back(h_k, r_back[k : k + COLUMNS], t_k, block)
+        s_a, s_b = block.psi(tl.sum(term_a, 1), sqrt), block.psi(tl.sum(term_b, 1), sqrt)
         if HAS_MASK:
             s_a, s_b = tl.where(left_out, low, s_a), tl.where(left_out, low, s_b)
         tl.store(s_a_ptr, s_a, mask=live)
@@ -105,27 +109,21 @@ def relation_pass(
                 new_a, new_b = tl.maximum(top_a, s_a * LOG2E), tl.maximum(top_b, s_b * LOG2E)
                 factor_a, factor_b = tl.exp2(top_a - new_a), tl.exp2(top_b - new_b)
                 total_a, total_b = total_a * factor_a, total_b * factor_b
-                sum_a = scale_row(sum_a, factor_a, WIDTH, BLOCK_D)
-                sum_b = scale_row(sum_b, factor_b, WIDTH, BLOCK_D)
+                sum_a, sum_b = scale_row(sum_a, factor_a), scale_row(sum_b, factor_b)
                 top_a, top_b = new_a, new_b
                 z_a, z_b = log2_weight(s_a, top_a), log2_weight(s_b, top_b)
             w_a, w_b = tl.exp2(z_a), tl.exp2(z_b)
             total_a, total_b = total_a + w_a, total_b + w_b
-            next_a, next_b = (), ()
-            for k in tl.static_range(K):
-                next_a = next_a + (tl.fma(w_a, phi[k], sum_a[k]),)
-                next_b = next_b + (tl.fma(w_b, phi_rel_back(phi[k]), sum_b[k]),)
-            sum_a, sum_b = next_a, next_b
+            sum_a, sum_b = add_scaled_row(sum_a, w_a, phi_a), add_scaled_row(sum_b, w_b, phi_b)
 
     if WITH_SUMS:
         chunk_top_a, chunk_top_b = tl.max(top_a), tl.max(top_b)
         factor_a, factor_b = tl.exp2(top_a - chunk_top_a), tl.exp2(top_b - chunk_top_b)
-        sum_a = fold_row(scale_row(sum_a, factor_a, WIDTH, BLOCK_D), BLOCK_E, WIDTH, BLOCK_D)
-        sum_b = fold_row(scale_row(sum_b, factor_b, WIDTH, BLOCK_D), BLOCK_E, WIDTH, BLOCK_D)
+        sum_a, sum_b = fold_row(scale_row(sum_a, factor_a)), fold_row(scale_row(sum_b, factor_b))
         part_a_ptr = part_ptr + slot.to(tl.int64) * WIDTH
         part_b_ptr = part_a_ptr + tl.num_programs(0).to(tl.int64) * WIDTH
-        store_folded_row(part_a_ptr, sum_a, BLOCK_E, WIDTH, BLOCK_D)
-        store_folded_row(part_b_ptr, sum_b, BLOCK_E, WIDTH, BLOCK_D)
+        store_folded_row(part_a_ptr, sum_a, BLOCK_E, WIDTH, COLUMNS, BLOCK_D)
+        store_folded_row(part_b_ptr, sum_b, BLOCK_E, WIDTH, COLUMNS, BLOCK_D)
         slot_b = slot + tl.num_programs(0)
         tl.store(part_top_ptr + slot, chunk_top_a)
         tl.store(part_top_ptr + slot_b, chunk_top_b)
@@ -137,7 +135,7 @@ def relation_pass(
 def entity_pass(
     x_ptr, y_ptr, context_ptr, chunk_ptr, s_ptr,
     out_ptr, sum_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr,
-    phi_ent: tl.constexpr, HAS_SUM: tl.constexpr, BLOCK_S: tl.constexpr,
+    block, COLUMNS: tl.constexpr, HAS_SUM: tl.constexpr, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """The weighted sum over each head's context: from stored scores, without a dot product.
@@ -148,7 +146,6 @@ def entity_pass(
     Bytes a context triple: row e_t (and e_r, from the cache); 16 of ids, 8 of scores. A chunk: its own row,
     its result.
     """
-    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     q0 = tl.program_id(0) * BLOCK_E
     q = q0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * q
@@ -163,7 +160,7 @@ def entity_pass(
         top = tl.maximum(top, s)
     top = tl.maximum(tl.max(top, 1), LOWEST)[:, None] * LOG2E
 
-    acc = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
+    acc = zero_row(BLOCK_E, WIDTH, COLUMNS, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
     context = context_ptr + 4 * e.to(tl.int64)
     relation, tail, s = tl.load(context), tl.load(context + 1), tl.load(s_ptr + e)
@@ -177,26 +174,27 @@ def entity_pass(
         place = tl.minimum(e, end - 1)
         context = context_ptr + 4 * place.to(tl.int64)
         relation, tail, s = tl.load(context), tl.load(context + 1), tl.load(s_ptr + place)
-        r, t = load_row(r_ptr, WIDTH, BLOCK_D, ACC), load_row(t_ptr, WIDTH, BLOCK_D, ACC)
-        new = ()
-        for k in tl.static_range(K):
-            new = new + (tl.fma(w, phi_ent(r[k], t[k]), acc[k]),)
-        acc = new
+        r = load_row(r_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)
+        t = load_row(t_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)
+        phi = ()
+        for k in tl.static_range(0, len(r), COLUMNS):
+            phi = phi + block.phi_ent(r[k : k + COLUMNS], t[k : k + COLUMNS])
+        acc = add_scaled_row(acc, w, phi)
 
     live = (slot != NO_CHUNK)[:, None]
     if tl.load(chunk_ptr + 4 * q0 + 3) >= 0:  # these chunks are all of cut rows
-        store_row(row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D), acc, live, WIDTH, BLOCK_D)
+        part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
+        store_row(part, acc, live, WIDTH, COLUMNS, BLOCK_D)
         tl.store(part_top_ptr + slot[:, None], top, mask=live)
         tl.store(part_total_ptr + slot[:, None], total, mask=live)
     else:
-        some = tl.maximum(total, 0.5)  # a live triple at the top weighs one
-        acc = scale_row(acc, 1.0 / some, WIDTH, BLOCK_D)
+        factor, lse = normalized(top, total)
+        acc = scale_row(acc, factor)
         if HAS_SUM:
-            store_row(row_pointers(sum_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, BLOCK_D)
-        own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
-        new = add_scaled_row(own, 1.0, acc, WIDTH, BLOCK_D)
-        store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), new, live, WIDTH, BLOCK_D)
-        lse = tl.where(total > 0, (top + tl.log2(some)) * LN2, float("inf"))
+            store_row(row_pointers(sum_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, COLUMNS, BLOCK_D)
+        own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
+        new = add_row(own, acc)
+        store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), new, live, WIDTH, COLUMNS, BLOCK_D)
         tl.store(lse_ptr + row[:, None], lse, mask=live)
 
 
@@ -267,14 +265,13 @@ def run_relation_pass(
     x: Tensor, y: Tensor, plan: GpuPlan, mask: Tensor | None, s: Tensor, part: Parts, score: str, sums: bool
 ) -> None:
     """Write all scores s and, with ``sums``, the parts of relations."""
-    block = SCORES[score]
+    compiled = compile_block(SCORES[score])
     relation_pass[(len(plan.relation_chunk),)](
         x_ptr=x, y_ptr=y, raw_ptr=plan.raw, triple_ptr=plan.triple, chunk_ptr=plan.relation_chunk,
         mask_ptr=s if mask is None else mask, s_ptr=s, part_ptr=part.acc, part_top_ptr=part.top,
-        part_total_ptr=part.total, half=len(y) // 2,
-        phi_rel=block.phi_rel, phi_rel_back=block.phi_rel_back, psi_term=block.psi_term, psi=block.psi,
-        HAS_MASK=mask is not None, WITH_SUMS=sums,
-        **gpu_launch.row_shape("forward.relation_pass", x.shape[1], x.dtype),
+        part_total_ptr=part.total, num_relations=len(y) // 2,
+        block=compiled.block, COLUMNS=compiled.columns, HAS_MASK=mask is not None, WITH_SUMS=sums,
+        **gpu_launch.row_shape("forward.relation_pass", x.shape[1], x.dtype, compiled.columns),
     )  # fmt: skip
 
 
@@ -290,10 +287,11 @@ def run_entity_pass(
     score: str,
 ) -> None:
     """Write new rows and log-sum-exps of uncut entities, and the parts of the others."""
-    shape = gpu_launch.row_shape("forward.entity_pass", x.shape[1], x.dtype)
+    compiled = compile_block(SCORES[score])
+    shape = gpu_launch.row_shape("forward.entity_pass", x.shape[1], x.dtype, compiled.columns)
     entity_pass[(len(plan.entity_chunk) // shape["BLOCK_E"],)](
         x_ptr=x, y_ptr=y, context_ptr=plan.context, chunk_ptr=plan.entity_chunk, s_ptr=s,
         out_ptr=new_x, sum_ptr=sum_x, lse_ptr=lse_x, part_ptr=part.acc, part_top_ptr=part.top,
-        part_total_ptr=part.total,
-        phi_ent=SCORES[score].phi_ent, HAS_SUM=gpu_launch.is_narrow(x.dtype), BLOCK_S=8, **shape,
+        part_total_ptr=part.total, block=compiled.block, COLUMNS=compiled.columns,
+        HAS_SUM=gpu_launch.is_narrow(x.dtype), BLOCK_S=8, **shape,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from lightcake_fast.kernels.plan import GPU_SIDE_BY_SIDE
 LANE_VALUES = {
     "forward.relation_pass": 32,
     "forward.entity_pass": 32,
-    "backward.product_pass": 32,
+    "backward.row_dot_pass": 32,
     "backward.relation_pass": 16,
     "backward.entity_pass": 32,
 }
@@ -27,18 +27,22 @@ _LOAD_BYTES = 16
 OPTIONS: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True}
 
 
-def row_shape(kernel: str, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """Launch arguments of a kernel over rows of this width and type: block sizes, warps, options."""
-    lanes, padded = warp_size(), triton.next_power_of_2(width)
+def row_shape(kernel: str, width: int, dtype: torch.dtype, columns: int = 1) -> dict[str, Any]:
+    """Launch arguments of a kernel over rows of this width and type: block sizes, warps, options.
+
+    Of rows in several columns, a tile holds entries of one.
+    """
+    lanes, entries = warp_size(), triton.next_power_of_2(width // columns)
+    padded = columns * entries
     shipped = LANE_VALUES[kernel] // (4 if dtype == torch.float64 else 1)
     values = _kept.get((kernel, width, dtype, _target()), shipped) * lanes
     rows = min(max(values // padded, 1), GPU_SIDE_BY_SIDE)
     warps = min(max(padded // values, 1), 16)
-    columns = max(_LOAD_BYTES // dtype.itemsize * lanes * warps // rows, 1)
+    loaded = max(_LOAD_BYTES // dtype.itemsize * lanes * warps // rows, 1)
     return {
         "WIDTH": width,
         "BLOCK_E": rows,
-        "BLOCK_D": min(padded, columns),
+        "BLOCK_D": min(entries, loaded),
         "ACC": accumulator(dtype),
         "num_warps": warps,
         **OPTIONS,

@@ -1,13 +1,14 @@
-"""Rows cut into chunks, put together from their parts: one launch forward, one backward.
+"""Rows cut into chunks, put together from their parts, for the layer and for segments: one launch each way.
 
 A program takes a block of columns of a row and its parts in the order of the chunks, so the sums repeat in
-every bit.
+every bit. The layer's rows go on from what they were; without ``x_ptr``, ``y_ptr`` a row is its parts alone.
+Segments are rows of the first table only.
 """
 
 import triton
 import triton.language as tl
 
-from lightcake_fast.kernels.gpu_tiles import LN2, LOWEST
+from lightcake_fast.kernels.gpu_tiles import LOWEST, normalized
 
 
 @triton.jit
@@ -40,14 +41,14 @@ def merge_row(
         tile_ptr = part_ptr + part.to(tl.int64)[:, None] * WIDTH + column[None, :]
         acc += factor[:, None] * tl.load(tile_ptr, mask=live[:, None] & inside, other=0.0)
     row_total = tl.sum(total)
-    some = tl.maximum(row_total, 0.5)  # a live triple at the top weighs one
-    update = tl.sum(acc, 0)[None, :] * (1.0 / some)
+    row_factor, lse = normalized(row_top, row_total)
+    new = tl.sum(acc, 0)[None, :] * row_factor
     place = row * WIDTH + column[None, :]
     if HAS_SUM:
-        tl.store(sum_ptr + place, update, mask=inside)
-    own = tl.load(rows_ptr + place, mask=inside, other=0.0).to(ACC)
-    tl.store(out_ptr + place, (own + update).to(out_ptr.dtype.element_ty), mask=inside)
-    lse = tl.where(row_total > 0, (row_top + tl.log2(some)) * LN2, float("inf"))
+        tl.store(sum_ptr + place, new, mask=inside)
+    if rows_ptr is not None:
+        new += tl.load(rows_ptr + place, mask=inside, other=0.0).to(ACC)
+    tl.store(out_ptr + place, new.to(out_ptr.dtype.element_ty), mask=inside)
     tl.store(lse_ptr + row, lse, mask=column_block == 0)
 
 
@@ -84,7 +85,7 @@ def sum_row(
     n, column_block, gradient_ptr, row_ptr, bound_ptr, part_ptr, out_ptr,
     WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A block of columns of one row's gradient: its own plus its parts, in the order of the chunks."""
+    """A block of columns of one row's gradient: its parts, in the order of the chunks, and its own."""
     place = tl.load(row_ptr + n).to(tl.int64) * WIDTH
     first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
     column = (column_block * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
@@ -93,8 +94,9 @@ def sum_row(
     for p in range(first, end, BLOCK_P):
         part = (p + tl.arange(0, BLOCK_P))[:, None]
         acc += tl.load(part_ptr + part.to(tl.int64) * WIDTH + column, mask=(part < end) & inside, other=0.0)
-    own = tl.load(gradient_ptr + place + column, mask=inside, other=0.0).to(ACC)
-    total = own + tl.sum(acc, 0)[None, :]
+    total = tl.sum(acc, 0)[None, :]
+    if gradient_ptr is not None:
+        total += tl.load(gradient_ptr + place + column, mask=inside, other=0.0).to(ACC)
     tl.store(out_ptr + place + column, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 

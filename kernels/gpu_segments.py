@@ -14,13 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.kernels.gpu_merge import merge_pass, sum_pass
 from lightcake_fast.kernels.gpu_tiles import (
-    LN2,
     LOG2E,
     LOWEST,
+    add_dot,
+    add_scaled_row,
     load_row,
-    load_tile,
     log2_weight,
+    normalized,
     row_pointers,
     scale_row,
     store_row,
@@ -39,7 +41,6 @@ def softmax_pass(
 
     Bytes an entry: its row; 4 of index, 8 of scores. A chunk: its result.
     """
-    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
@@ -54,7 +55,7 @@ def softmax_pass(
         top = tl.maximum(top, s)
     top = tl.maximum(tl.max(top, 1), LOWEST)[:, None] * LOG2E
 
-    acc = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
+    acc = zero_row(BLOCK_E, WIDTH, 1, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
     index, s = tl.load(index_ptr + start), tl.load(s_ptr + start)
     for k in range(longest):
@@ -64,59 +65,19 @@ def softmax_pass(
         # the next index travels while this entry's row does
         place = start + tl.minimum(k + 1, last)
         index, s = tl.load(index_ptr + place), tl.load(s_ptr + place)
-        new = ()
-        for k_d in tl.static_range(K):
-            new = new + (tl.fma(w, load_tile(v_ptr, k_d, WIDTH, BLOCK_D, ACC), acc[k_d]),)
-        acc = new
+        acc = add_scaled_row(acc, w, load_row(v_ptr, WIDTH, 1, BLOCK_D, ACC))
 
     live, cut = (n < chunks)[:, None], (slot >= 0)[:, None]
     if tl.max(slot, 0) >= 0:
         part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
-        store_row(part, acc, live & cut, WIDTH, BLOCK_D)
+        store_row(part, acc, live & cut, WIDTH, 1, BLOCK_D)
         tl.store(part_top_ptr + slot[:, None], top, mask=live & cut)
         tl.store(part_total_ptr + slot[:, None], total, mask=live & cut)
-    acc = scale_row(acc, tl.where(total > 0, 1.0 / total, 0.0), WIDTH, BLOCK_D)
-    store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live & ~cut, WIDTH, BLOCK_D)
-    lse = tl.where(total > 0, (top + tl.log2(total)) * LN2, float("inf"))
+    factor, lse = normalized(top, total)
+    store_row(
+        row_pointers(out_ptr, row, WIDTH, BLOCK_D), scale_row(acc, factor), live & ~cut, WIDTH, 1, BLOCK_D
+    )
     tl.store(lse_ptr + row[:, None], lse, mask=live & ~cut)
-
-
-@triton.jit
-def merge_pass(
-    row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr, out_ptr, lse_ptr,
-    WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """Cut segments from their parts, in the order of the chunks: a block of columns a program.
-
-    Bytes a part: its row.
-    """
-    n = tl.program_id(0)
-    row = tl.load(row_ptr + n).to(tl.int64)
-    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
-    column = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
-    inside = column < WIDTH
-    low = float("-inf")
-
-    top = tl.full([BLOCK_P], LOWEST, ACC)
-    for p in range(first, end, BLOCK_P):
-        part = p + tl.arange(0, BLOCK_P)
-        top = tl.maximum(top, tl.load(part_top_ptr + part, mask=part < end, other=low))
-    row_top = tl.max(top)
-
-    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    total = tl.zeros([BLOCK_P], ACC)
-    for p in range(first, end, BLOCK_P):
-        part = p + tl.arange(0, BLOCK_P)
-        live = part < end
-        factor = tl.exp2(tl.load(part_top_ptr + part, mask=live, other=low) - row_top)
-        total += factor * tl.load(part_total_ptr + part, mask=live, other=0.0)
-        tile_ptr = part_ptr + part.to(tl.int64)[:, None] * WIDTH + column
-        acc += factor[:, None] * tl.load(tile_ptr, mask=live[:, None] & inside, other=0.0)
-    row_total = tl.sum(total)
-    merged = tl.sum(acc, 0)[None, :] * tl.where(row_total > 0, 1.0 / row_total, 0.0)
-    tl.store(out_ptr + row * WIDTH + column, merged, mask=inside)
-    lse = tl.where(row_total > 0, (row_top + tl.log2(row_total)) * LN2, float("inf"))
-    tl.store(lse_ptr + row, lse, mask=tl.program_id(1) == 0)
 
 
 @triton.jit
@@ -128,7 +89,6 @@ def slope_pass(
 
     Bytes an entry: its row; 4 of index, 4 of scores, 8 of results. A chunk: rows g and out.
     """
-    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
@@ -137,12 +97,9 @@ def slope_pass(
     longest = tl.load(chunk_ptr + 4 * n0 + 1)
     last = tl.maximum(length - 1, 0)
     lse = tl.load(lse_ptr + row)
-    g = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, BLOCK_D, ACC)
-    sums = row_pointers(out_ptr, row, WIDTH, BLOCK_D)
-    term = tl.zeros([BLOCK_E, BLOCK_D], ACC)
-    for k_d in tl.static_range(K):
-        term = tl.fma(g[k_d], load_tile(sums, k_d, WIDTH, BLOCK_D, ACC), term)
-    product = tl.sum(term, 1)
+    g = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, 1, BLOCK_D, ACC)
+    out = load_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), WIDTH, 1, BLOCK_D, ACC)
+    row_dot = tl.sum(add_dot(tl.zeros([BLOCK_E, BLOCK_D], ACC), g, out), 1)
 
     index, s = tl.load(index_ptr + start), tl.load(s_ptr + start)
     for k in range(longest):
@@ -150,10 +107,8 @@ def slope_pass(
         w = tl.exp2((s - lse) * LOG2E)
         place = start + tl.minimum(k + 1, last)
         index, s = tl.load(index_ptr + place), tl.load(s_ptr + place)
-        term = tl.zeros([BLOCK_E, BLOCK_D], ACC)
-        for k_d in tl.static_range(K):
-            term = tl.fma(g[k_d], load_tile(v_ptr, k_d, WIDTH, BLOCK_D, ACC), term)
-        slope = w * (tl.sum(term, 1) - product)
+        v = load_row(v_ptr, WIDTH, 1, BLOCK_D, ACC)
+        slope = w * (tl.sum(add_dot(tl.zeros([BLOCK_E, BLOCK_D], ACC), g, v), 1) - row_dot)
         tl.store(w_ptr + start + k, w, mask=k < length)
         tl.store(slope_ptr + start + k, slope, mask=k < length)
 
@@ -167,7 +122,6 @@ def gather_pass(
 
     Bytes an entry: row g of its segment; 8 of ids, 4 of weights. A chunk: its result.
     """
-    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
     n0 = tl.program_id(0) * BLOCK_E
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
@@ -175,45 +129,20 @@ def gather_pass(
     longest = tl.load(chunk_ptr + 4 * n0 + 1)
     last = tl.maximum(length - 1, 0)
 
-    acc = zero_row(BLOCK_E, WIDTH, BLOCK_D, ACC)
+    acc = zero_row(BLOCK_E, WIDTH, 1, BLOCK_D, ACC)
     segment, entry = tl.load(segment_ptr + start), tl.load(entry_ptr + start)
     for k in range(longest):
         m_ptr = row_pointers(g_ptr, segment, WIDTH, BLOCK_D)
         w = tl.where(k < length, tl.load(w_ptr + entry), 0.0)[:, None]
         place = start + tl.minimum(k + 1, last)
         segment, entry = tl.load(segment_ptr + place), tl.load(entry_ptr + place)
-        new = ()
-        for k_d in tl.static_range(K):
-            new = new + (tl.fma(w, load_tile(m_ptr, k_d, WIDTH, BLOCK_D, ACC), acc[k_d]),)
-        acc = new
+        acc = add_scaled_row(acc, w, load_row(m_ptr, WIDTH, 1, BLOCK_D, ACC))
 
     live, cut = (n < chunks)[:, None], (slot >= 0)[:, None]
     if tl.max(slot, 0) >= 0:
         part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
-        store_row(part, acc, live & cut, WIDTH, BLOCK_D)
-    store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live & ~cut, WIDTH, BLOCK_D)
-
-
-@triton.jit
-def sum_pass(
-    row_ptr, bound_ptr, part_ptr, out_ptr,
-    WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
-):  # fmt: skip
-    """The gradient dv of cut rows from their parts, in the order of the chunks: a block of columns a program.
-
-    Bytes a part: its row.
-    """
-    n = tl.program_id(0)
-    place = tl.load(row_ptr + n).to(tl.int64) * WIDTH
-    first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
-    column = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
-    inside = column < WIDTH
-    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    for p in range(first, end, BLOCK_P):
-        part = (p + tl.arange(0, BLOCK_P)).to(tl.int64)[:, None]
-        acc += tl.load(part_ptr + part * WIDTH + column, mask=(part < end) & inside, other=0.0)
-    total = tl.sum(acc, 0)[None, :].to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + place + column, total, mask=inside)
+        store_row(part, acc, live & cut, WIDTH, 1, BLOCK_D)
+    store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live & ~cut, WIDTH, 1, BLOCK_D)
 
 
 def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> tuple[Tensor, Tensor]:
@@ -231,10 +160,12 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
         part_ptr=part, part_top_ptr=top, part_total_ptr=total, chunks=chunks, BLOCK_S=8, **shape,
     )  # fmt: skip
     if slots:
-        shape = gpu_launch.merge_shape(False, width, values.dtype)
-        merge_pass[(len(plan.cut_row), triton.cdiv(width, shape["BLOCK_C"]))](
-            row_ptr=plan.cut_row, bound_ptr=plan.cut_part, part_ptr=part, part_top_ptr=top,
-            part_total_ptr=total, out_ptr=out, lse_ptr=lse, **shape,
+        shape, programs, _ = gpu_launch.layer_merge_shape(0, len(plan.cut_row), width, values.dtype)
+        merge_pass[(programs,)](
+            x_ptr=None, y_ptr=None, row_ptr=plan.cut_row, bound_ptr=plan.cut_part,
+            part_ptr=part, part_top_ptr=top, part_total_ptr=total,
+            new_x_ptr=out, new_y_ptr=out, sum_x_ptr=out, sum_y_ptr=out, lse_x_ptr=lse, lse_y_ptr=lse,
+            relation_rows=0, relation_programs=0, HAS_SUM=False, **shape,
         )  # fmt: skip
     return out, lse
 
@@ -257,9 +188,10 @@ def backward(
         out_ptr=grad_values, part_ptr=part, chunks=index_chunks, **shape,
     )  # fmt: skip
     if slots:
-        shape = gpu_launch.merge_shape(False, width, values.dtype)
-        sum_pass[(len(plan.index_cut_row), triton.cdiv(width, shape["BLOCK_C"]))](
-            row_ptr=plan.index_cut_row, bound_ptr=plan.index_cut_part, part_ptr=part, out_ptr=grad_values,
-            **shape,
+        shape, programs, _ = gpu_launch.layer_merge_shape(0, len(plan.index_cut_row), width, values.dtype)
+        sum_pass[(programs,)](
+            g_ptr=None, q_ptr=None, row_ptr=plan.index_cut_row, bound_ptr=plan.index_cut_part,
+            part_ptr=part, grad_x_ptr=grad_values, grad_y_ptr=grad_values,
+            relation_rows=0, relation_programs=0, **shape,
         )  # fmt: skip
     return slope, grad_values, w

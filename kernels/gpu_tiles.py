@@ -1,9 +1,11 @@
-"""What the Triton kernels share: rows of d numbers as tuples of tiles, one tile a BLOCK_D columns.
+"""What the Triton kernels share: rows of d numbers as tuples of tiles of BLOCK_D numbers.
 
-A tile has shape (BLOCK_E, BLOCK_D): BLOCK_E rows side by side in one warp. With BLOCK_D no wider than the
-16 bytes a lane loads times the lanes of a row, a row's dot product is a fused multiply-add a tile, in
-registers, and then one short shuffle tree for all BLOCK_E rows together. Tiles rather than one tensor of
-three dimensions: its reductions compile to a multiply and an add, and its width must be a power of two.
+A row is COLUMNS columns of d / COLUMNS entries, as the block of its score asks (``scores.py``), and its
+tiles lie in the order of the entries: ``row[k : k + COLUMNS]`` are the same entries of each column. A tile
+has shape (BLOCK_E, BLOCK_D): BLOCK_E rows side by side in one warp. With BLOCK_D no wider than the 16 bytes
+a lane loads times the lanes of a row, a row's dot product is a fused multiply-add a tile, in registers, and
+then one short shuffle tree for all BLOCK_E rows together. Tiles rather than one tensor of three dimensions:
+its reductions compile to a multiply and an add, and its width must be a power of two.
 
 Offsets of rows and of records are 64 bits wide: row times width passes 2^31 at Wikidata5M's size. Ids,
 places and numbers of chunks fit 32 bits: a graph has fewer than 2^30 - 64 raw triples, and tables of 2^28
@@ -20,9 +22,8 @@ from lightcake_fast.kernels import plan
 NO_CHUNK = tl.constexpr(plan.GPU_NO_CHUNK)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
-LOWEST = tl.constexpr(
-    -1e38
-)  # a running maximum before the first live score: finite, so that -inf - top is -inf
+# what a maximum begins with: below every score, but finite, since a masked score of -inf minus -inf were NaN
+LOWEST = tl.constexpr(-1e38)
 
 
 @triton.jit
@@ -41,95 +42,146 @@ def row_pointers(ptr, row, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
 
 
 @triton.jit
-def load_tile(ptr, k: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
-    """Tile k of rows, in the type of the sums; columns past the width are zero.
+def load_tile(
+    ptr, m: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr
+):
+    """Tile m of rows, in the type of the sums; what lies past a column's end is zero.
 
     bfloat16 is the upper half of a float32. Said with integers, a number costs one instruction, since half of
     them need only a mask; Triton's conversion takes each out of its word first.
     """
-    if (k + 1) * BLOCK_D <= WIDTH:
-        tile = tl.load(ptr + k * BLOCK_D)
+    entries: tl.constexpr = WIDTH // COLUMNS
+    first: tl.constexpr = m // COLUMNS * BLOCK_D
+    start: tl.constexpr = m % COLUMNS * entries + first
+    if first + BLOCK_D <= entries:
+        tile = tl.load(ptr + start)
     else:
-        inside = k * BLOCK_D + tl.arange(0, BLOCK_D) < WIDTH
-        tile = tl.load(ptr + k * BLOCK_D, mask=inside[None, :], other=0.0)
+        inside = first + tl.arange(0, BLOCK_D) < entries
+        tile = tl.load(ptr + start, mask=inside[None, :], other=0.0)
     if tile.dtype == tl.bfloat16:
         return (tile.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     return tile.to(ACC)
 
 
 @triton.jit
-def load_row(ptr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
+def load_row(ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
     """All tiles of rows."""
     row = ()
-    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
-        row = row + (load_tile(ptr, k, WIDTH, BLOCK_D, ACC),)
+    for m in tl.static_range(COLUMNS * triton.cdiv(WIDTH // COLUMNS, BLOCK_D)):
+        row = row + (load_tile(ptr, m, WIDTH, COLUMNS, BLOCK_D, ACC),)
     return row
 
 
 @triton.jit
-def store_row(ptr, row, live, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write the tiles of those rows whose ``live`` (BLOCK_E, 1) is true."""
-    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
-        tile = row[k].to(ptr.dtype.element_ty)
-        if (k + 1) * BLOCK_D <= WIDTH:
-            tl.store(ptr + k * BLOCK_D, tile, mask=live)
-        else:
-            inside = k * BLOCK_D + tl.arange(0, BLOCK_D) < WIDTH
-            tl.store(ptr + k * BLOCK_D, tile, mask=live & inside[None, :])
+def store_tile(
+    ptr, m: tl.constexpr, tile, live, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """Write tile m of those rows whose ``live`` (BLOCK_E, 1) is true."""
+    entries: tl.constexpr = WIDTH // COLUMNS
+    first: tl.constexpr = m // COLUMNS * BLOCK_D
+    start: tl.constexpr = m % COLUMNS * entries + first
+    if first + BLOCK_D > entries:
+        live = live & (first + tl.arange(0, BLOCK_D) < entries)[None, :]
+    tl.store(ptr + start, tile.to(ptr.dtype.element_ty), mask=live)
 
 
 @triton.jit
-def zero_row(BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr):
+def store_row(ptr, row, live, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write the tiles of those rows whose ``live`` (BLOCK_E, 1) is true."""
+    for m in tl.static_range(len(row)):
+        store_tile(ptr, m, row[m], live, WIDTH, COLUMNS, BLOCK_D)
+
+
+@triton.jit
+def zero_row(
+    BLOCK_E: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ACC: tl.constexpr,
+):
     """Tiles of zeros."""
     row = ()
-    for _ in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
+    for _ in tl.static_range(COLUMNS * triton.cdiv(WIDTH // COLUMNS, BLOCK_D)):
         row = row + (tl.zeros([BLOCK_E, BLOCK_D], ACC),)
     return row
 
 
 @triton.jit
-def scale_row(row, factor, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+def scale_row(row, factor):
     """Each row times its factor (BLOCK_E, 1)."""
     scaled = ()
-    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
-        scaled = scaled + (row[k] * factor,)
+    for m in tl.static_range(len(row)):
+        scaled = scaled + (row[m] * factor,)
     return scaled
 
 
 @triton.jit
-def add_scaled_row(row, factor, other, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    """``row + factor * other``, the factor of shape (BLOCK_E, 1)."""
+def add_row(row, other):
+    """``row + other``."""
     added = ()
-    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
-        added = added + (tl.fma(other[k], factor, row[k]),)
+    for m in tl.static_range(len(row)):
+        added = added + (row[m] + other[m],)
     return added
 
 
 @triton.jit
-def fold_row(row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+def add_scaled_row(row, factor, other):
+    """``row + factor * other``, the factor of shape (BLOCK_E, 1)."""
+    added = ()
+    for m in tl.static_range(len(row)):
+        added = added + (row[m] + factor * other[m],)
+    return added
+
+
+@triton.jit
+def add_dot(acc, a, b):
+    """``acc`` plus the products of the tiles of two rows."""
+    for m in tl.static_range(len(a)):
+        acc += a[m] * b[m]
+    return acc
+
+
+@triton.jit
+def fold_row(row):
     """The sum of the BLOCK_E rows that lie side by side, in the place of each of them.
 
     Rows that are equal keep the shape (BLOCK_E, BLOCK_D) everywhere: tiles (1, BLOCK_D) would be loaded and
     stored in a layout of their own, at the price of conversions through shared memory.
     """
     folded = ()
-    for k in tl.static_range(triton.cdiv(WIDTH, BLOCK_D)):
-        folded = folded + (tl.sum(row[k], 0)[None, :].broadcast_to(BLOCK_E, BLOCK_D),)
+    for m in tl.static_range(len(row)):
+        folded = folded + (tl.sum(row[m], 0)[None, :].broadcast_to(row[m].shape),)
     return folded
 
 
 @triton.jit
-def store_folded_row(ptr, row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
+def store_folded_row(
+    ptr, row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """Write one row that ``fold_row`` put in BLOCK_E places: each place stores tiles of its own."""
-    K: tl.constexpr = triton.cdiv(WIDTH, BLOCK_D)
+    entries: tl.constexpr = WIDTH // COLUMNS
+    tiles: tl.constexpr = COLUMNS * triton.cdiv(entries, BLOCK_D)
     lane, inside_tile = tl.arange(0, BLOCK_E)[:, None], tl.arange(0, BLOCK_D)[None, :]
-    for m in tl.static_range(0, K, BLOCK_E):
+    for m in tl.static_range(0, tiles, BLOCK_E):
         tile = row[m]
         for j in tl.static_range(1, BLOCK_E):
-            if m + j < K:
+            if m + j < tiles:
                 tile = tl.where(lane == j, row[m + j], tile)
-        column = (m + lane) * BLOCK_D + inside_tile
-        if (m + BLOCK_E) * BLOCK_D <= WIDTH:
-            tl.store(ptr + column, tile)
+        entry = (m + lane) // COLUMNS * BLOCK_D + inside_tile
+        place = (m + lane) % COLUMNS * entries + entry
+        if m + BLOCK_E <= tiles and entries % BLOCK_D == 0:
+            tl.store(ptr + place, tile)
         else:
-            tl.store(ptr + column, tile, mask=column < WIDTH)
+            tl.store(ptr + place, tile, mask=entry < entries)
+
+
+@triton.jit
+def normalized(top, total):
+    """One over a softmax row's total, and its log-sum-exp: one and +inf where no triple is live.
+
+    A score that is no number makes the total NaN, and with it the row and its log-sum-exp. ``top`` is in
+    powers of two.
+    """
+    some = tl.where(total == 0, 1.0, total)
+    return 1.0 / some, tl.where(total == 0, float("inf"), (top + tl.log2(some)) * LN2)

@@ -21,6 +21,18 @@ times ``psi_slope``. A block says:
 
 ``sqrt`` and ``where`` are the back end's own.
 
+Optional, each for the instructions that it saves where a triple and its inverse (t, r_back, h) are settled
+together, as the Triton passes do:
+
+    inverse(r)          psi(t, r, h) is psi(h, inverse(r), t), and phi_rel(t, h) is inverse(phi_rel(h, t))
+    bilinear            True where psi is linear in each row, phi_ent and phi_rel are dpsi/dh and dpsi/dr, and
+                        ``inverse`` is given: the gradients follow from these three
+    add_grad_r(acc, slope, alpha, g, phi)
+                        acc + grad_r of what phi_rel gave
+    add_grad_entity(acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, t)
+                        acc + grad_h of (h, r, t) + grad_t of (t, r_back, h): both are h's; ``g`` is that of t
+    own_row             these two leave out ``own_row`` * slope * the row itself, which is added once a row
+
 Source: LightCAKE, arXiv 2102.10826, equations 1-6; docs/op.md, "The gradient of one layer".
 """
 
@@ -29,6 +41,7 @@ class DistMult:
     """psi = sum_k h_k r_k t_k, phi_ent = r * t, phi_rel = h * t."""
 
     columns = 1
+    bilinear = True
     psi_slope = None
 
     @staticmethod
@@ -46,6 +59,10 @@ class DistMult:
     @staticmethod
     def phi_rel(h, t):
         return (h[0] * t[0],)
+
+    @staticmethod
+    def inverse(r):
+        return r
 
     @staticmethod
     def grad_h(slope, beta, q, h, r, t):
@@ -87,6 +104,10 @@ class TransE:
         return (t[0] - h[0],)
 
     @staticmethod
+    def inverse(r):
+        return (-r[0],)
+
+    @staticmethod
     def grad_h(slope, beta, q, h, r, t):
         return (slope * (t[0] - h[0] - r[0]) - beta * q[0],)
 
@@ -98,11 +119,23 @@ class TransE:
     def grad_t(slope, alpha, g, beta, q, h, r, t):
         return (alpha * g[0] + beta * q[0] - slope * (t[0] - h[0] - r[0]),)
 
+    own_row = -1
+
+    @staticmethod
+    def add_grad_r(acc, slope, alpha, g, phi):
+        return (acc[0] + slope * phi[0] - alpha * g[0],)
+
+    @staticmethod
+    def add_grad_entity(acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, t):
+        total = acc[0] + (slope + slope_back) * t[0] - slope * r[0] + slope_back * r_back[0]
+        return (total - beta * q[0] + beta_back * q_back[0] + alpha_back * g[0],)
+
 
 class ComplEx:
     """psi = Re sum_k h_k r_k conj(t_k), phi_ent = conj(r) t, phi_rel = conj(h) t; halves: real, imaginary."""
 
     columns = 2
+    bilinear = True
     psi_slope = None
 
     @staticmethod
@@ -120,6 +153,10 @@ class ComplEx:
     @staticmethod
     def phi_rel(h, t):
         return (h[0] * t[0] + h[1] * t[1], h[0] * t[1] - h[1] * t[0])
+
+    @staticmethod
+    def inverse(r):
+        return (r[0], -r[1])
 
     @staticmethod
     def grad_h(slope, beta, q, h, r, t):

@@ -410,8 +410,8 @@ def _row_passes(
 ) -> list[Tensor]:
     """All that the four passes over rows write, of the last two entities; the tables may be far larger."""
     width, parts = x.shape[1], len(plan.part_row)
-    s, lse_y, product_y = torch.zeros(4), torch.zeros(4), torch.zeros(4)
-    lse_x, product_x = torch.zeros(rows), torch.zeros(rows)
+    s, lse_y, row_dot_y = torch.zeros(4), torch.zeros(4), torch.zeros(4)
+    lse_x, row_dot_x = torch.zeros(rows), torch.zeros(rows)
     part = gpu_forward.Parts(torch.zeros(parts, width), torch.zeros(parts), torch.zeros(parts))
     gpu_forward.run_relation_pass(x, y, plan, None, s, part, score, True)
     results = [s.clone(), part.acc.clone()]
@@ -421,10 +421,10 @@ def _row_passes(
     gpu_forward.run_entity_pass(x, y, plan, s, new_x, lse_x, lse_x, part, score)
     results += [new_x[-2:].clone(), lse_x[-2:].clone()]
     x[-2:] = kept
-    link, part_y = torch.zeros(4, gpu_backward.LINK), torch.zeros(parts, width)
+    record, part_y = torch.zeros(4, gpu_backward.RECORD), torch.zeros(parts, width)
     gpu_backward.run_relation_pass(
-        g, q, x, y, plan, s, (lse_x, lse_y), (product_x, product_y), link, part_y, score
+        g, q, x, y, plan, s, (lse_x, lse_y), (row_dot_x, row_dot_y), record, part_y, score
     )
     grad_x = g if rows > 2 else g.clone()
-    gpu_backward.run_entity_pass(g, q, x, y, plan, link, grad_x, part_y, score)
-    return [*results, link[:, :3], part_y, grad_x[-2:]]
+    gpu_backward.run_entity_pass(g, q, x, y, plan, record, grad_x, part_y, score)
+    return [*results, record[:, :3], part_y, grad_x[-2:]]

@@ -1,0 +1,114 @@
+"""The blocks of ``scores.py`` as Triton functions, and how the passes call them.
+
+A triple (h, r, t) and its inverse (t, r_back, h) are settled together, and gradients are added to sums that
+are there already. A block may say how (``scores.py``, "optional"); where it does not, its required members
+are called once for each. Rows are tuples of ``columns`` tiles (BLOCK_E, BLOCK_D), weights are (BLOCK_E, 1).
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from lightcake_fast.kernels.gpu_tiles import add_dot, add_row, add_scaled_row, scale_row
+
+
+class Block(NamedTuple):
+    """A score's functions; None for those that it leaves out."""
+
+    psi_term: Any
+    psi: Any
+    psi_slope: Any
+    phi_ent: Any
+    phi_rel: Any
+    grad_h: Any
+    grad_r: Any
+    grad_t: Any
+    inverse: Any
+    add_grad_r: Any
+    add_grad_entity: Any
+
+
+class Compiled(NamedTuple):
+    """A block as launches take it: its functions, and its numbers."""
+
+    block: Block
+    columns: int
+    bilinear: bool
+    own_row: int
+
+
+@functools.cache
+def compile_block(score: Any) -> Compiled:
+    """A block of ``scores.py`` for the device; nothing is compiled before a pass is launched."""
+    members = (getattr(score, name, None) for name in Block._fields)
+    interpreted = triton.knobs.runtime.interpret
+    block = Block(*(f if f is None or interpreted else triton.jit(f) for f in members))
+    return Compiled(block, score.columns, getattr(score, "bilinear", False), getattr(score, "own_row", 0))
+
+
+@triton.jit
+def sqrt(x):
+    """``tl.sqrt``, which Triton 3.5 does not take as an argument."""
+    return tl.sqrt(x)
+
+
+@triton.jit
+def where(condition, a, b):
+    """``tl.where``."""
+    return tl.where(condition, a, b)
+
+
+@triton.jit
+def psi_term_back(h, r_back, t, block):
+    """psi_term of the inverse."""
+    if block.inverse is None:
+        return block.psi_term(t, r_back, h)
+    return block.psi_term(h, block.inverse(r_back), t)
+
+
+@triton.jit
+def phi_rel_back(h, t, block):
+    """phi_rel of the inverse, from that of the triple where the block can."""
+    if block.inverse is None:
+        return block.phi_rel(t, h)
+    return block.inverse(block.phi_rel(h, t))
+
+
+@triton.jit
+def add_dot_phi_ent(acc, g, r, t, block, BILINEAR: tl.constexpr):
+    """``acc`` plus the terms of <g, phi_ent(r, t)>, which is psi at g where psi is linear."""
+    if BILINEAR:
+        return acc + block.psi_term(g, r, t)
+    return add_dot(acc, g, block.phi_ent(r, t))
+
+
+@triton.jit
+def add_grad_r(acc, slope, alpha, g, h, r, t, phi, block, BILINEAR: tl.constexpr):
+    """``acc`` plus a triple's share of dL/dr; ``phi`` is its phi_rel."""
+    if block.add_grad_r is not None:
+        return block.add_grad_r(acc, slope, alpha, g, phi)
+    if BILINEAR:
+        return add_scaled_row(add_scaled_row(acc, slope, phi), alpha, block.phi_rel(g, t))
+    return add_row(acc, block.grad_r(slope, alpha, g, h, r, t))
+
+
+@triton.jit
+def add_grad_entity(
+    acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, h, t, block,
+    BILINEAR: tl.constexpr,
+):  # fmt: skip
+    """``acc`` plus dL/dh of a triple as its head and of its inverse as its tail; ``g`` is of the row t."""
+    if block.add_grad_entity is not None:
+        return block.add_grad_entity(
+            acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, t
+        )
+    if BILINEAR:
+        turned, turned_q = block.inverse(r_back), block.inverse(q_back)
+        both = add_scaled_row(add_scaled_row(scale_row(r, slope), beta, q), slope_back, turned)
+        both = add_scaled_row(both, beta_back, turned_q)
+        acc = add_row(acc, block.phi_ent(both, t))
+        return add_row(acc, block.phi_ent(scale_row(turned, alpha_back), g))
+    acc = add_row(acc, block.grad_h(slope, beta, q, h, r, t))
+    return add_row(acc, block.grad_t(slope_back, alpha_back, g, beta_back, q_back, t, r_back, h))

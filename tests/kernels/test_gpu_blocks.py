@@ -1,0 +1,77 @@
+"""The Triton passes made from any block: ComplEx's two columns, and blocks without their optional members."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast import ops
+from lightcake_fast.kernels import plan as kernels_plan
+from lightcake_fast.kernels import scores
+from lightcake_fast.reference.scores import Score
+from tests.kernels.test_gpu_kernels import DEVICE, check, lanes
+from tests.support.layer_cases import layer_inputs
+
+OPTIONAL = ("inverse", "bilinear", "add_grad_r", "add_grad_entity", "own_row")
+
+
+def stripped(block: Any) -> Any:
+    """The block's required members alone."""
+    return type(block.__name__, (), {k: v for k, v in vars(block).items() if k not in OPTIONAL})
+
+
+BLOCKS = {
+    "complex": scores.ComplEx,
+    "plain complex": stripped(scores.ComplEx),
+    "plain transe": stripped(scores.TransE),
+    "plain distmult": stripped(scores.DistMult),
+}
+
+
+def in_torch(block: Any) -> Score:
+    """The block's psi, phi_ent and phi_rel on rows of any shape, for autograd."""
+
+    def columns(x: Tensor) -> tuple[Tensor, ...]:
+        return x.chunk(block.columns, -1)
+
+    return Score(
+        psi=lambda h, r, t: block.psi(block.psi_term(columns(h), columns(r), columns(t)).sum(-1), torch.sqrt),
+        phi_ent=lambda r, t: torch.cat(block.phi_ent(columns(r), columns(t)), -1),
+        phi_rel=lambda h, t: torch.cat(block.phi_rel(columns(h), columns(t)), -1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "graph", "context", "masked", "width", "dtype"),
+    [
+        ("complex", "hub", "both", True, 2, torch.float32),
+        ("complex", "duplicates", "both", False, 6, torch.float64),
+        ("complex", "edges", "entity", True, 64, torch.bfloat16),
+        ("complex", "hub", "relation", False, 100, torch.float32),
+        ("complex", "hub", "both", True, 256, torch.float32),
+        ("complex", "sparse", "both", False, 256, torch.float64),
+        ("complex", "duplicates", "both", True, 256, torch.bfloat16),
+        ("complex", "hub", "both", False, 64, torch.float16),
+        ("plain complex", "hub", "both", True, 64, torch.float32),
+        ("plain transe", "hub", "both", True, 100, torch.float32),
+        ("plain distmult", "duplicates", "both", True, 63, torch.float32),
+    ],
+)
+def test_layer_of_a_block(
+    name: str,
+    graph: str,
+    context: str,
+    masked: bool,
+    width: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kernels_plan, "GPU_ENTITY_CHUNK", 7)
+    monkeypatch.setattr(kernels_plan, "GPU_RELATION_CHUNK", (8, 16))
+    monkeypatch.setitem(scores.SCORES, name, BLOCKS[name])
+    monkeypatch.setitem(ops.SCORES, name, in_torch(BLOCKS[name]))
+    monkeypatch.setattr(ops, "FUSED_SCORES", (*ops.FUSED_SCORES, name))
+    lanes(monkeypatch, 256)
+    x, y, context_graph, mask = layer_inputs(graph, width, dtype, DEVICE)
+    check({"score": name, "context": context}, x, y, context_graph, mask if masked else None)
