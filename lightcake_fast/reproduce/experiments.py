@@ -75,6 +75,9 @@ def _options(score: str) -> Experiment:
         "no input dropout": {"input_dropout": 0.0},
         "no row dropout": {"row_dropout": 0.0},
         "no unknown-entity vectors": {"unseen_rate": 0.0},
+        "no profile": {"profile": "none"},
+        "no links": {"links": False},
+        "no mixing": {"mixing": False},
         "ties by index": {"ties": "index"},
     }
     rows = tuple(Row(label, {"score": score, **settings}) for label, settings in off.items())

@@ -138,8 +138,9 @@ def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finish
             )
     note = (
         "Sizes leave out the relation bias (R) and the unknown-entity vectors (2 d), which all three have "
-        "where the preset asks for them. Speed is the median epoch's, memory that of the whole process. A "
-        "step without context scores its pairs and no more, so DistMult trains many more a second."
+        "where the preset asks for them, and LightCAKE's profile, links and mixing. Speed is the median "
+        "epoch's, memory that of the whole process. A step without context scores its pairs and no more, so "
+        "DistMult trains many more a second."
     )
     return Table(experiment.title, head, rows, [note], records)
 

@@ -43,9 +43,6 @@ def _best(
     lr: float = 5e-3,
     lr_decay: float = 0.0,
     patience: int = 4,
-    profile: str = "none",
-    links: bool = False,
-    mixing: bool = False,
 ) -> Settings:
     """A row of `BEST`: the bias and the masking helped everywhere."""
     return {
@@ -61,9 +58,9 @@ def _best(
         "row_dropout": row_dropout,
         "unseen_rate": unseen_rate,
         "relation_bias": True,
-        "profile": profile,
-        "links": links,
-        "mixing": mixing,
+        "profile": "none",
+        "links": False,
+        "mixing": False,
         "mask_targets": True,
     }
 
@@ -108,15 +105,36 @@ OWN_FOLDER: Settings = _best(
     2, 64, 1024, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.1, l2=1e-6, epochs=20
 )
 
+# What the settings become for LightCAKE with the terms beside its context; baselines go without them.
+TERMS: Settings = {"profile": "score", "links": True}
+BEST_TERMS: dict[tuple[str, str], Settings] = {
+    ("family", "distmult"): {"profile": "both", "links": True, "mixing": True},
+    ("fb15k-237", "distmult"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
+    ("wn18rr", "distmult"): {
+        "profile": "both",
+        "links": True,
+        "mixing": True,
+        "dim": 64,
+        "row_dropout": 0.8,
+        "epochs": 8,
+    },
+    ("nell995", "distmult"): TERMS,
+    ("ddb14", "distmult"): TERMS,
+}
+
 
 def preset_settings(preset: str, dataset: str, model: str, score: str) -> Settings:
     """The settings of a preset for a data set (name or folder) and model; unknown ones get the fallback.
 
-    A baseline gets those of LightCAKE with the score nearest to its own, but for what it does not have.
+    A baseline gets those of LightCAKE with the score nearest to its own, without what it lacks and without
+    the terms, which flags give it.
     """
-    spec = MODELS[model]
-    best = BEST.get((dataset_key(dataset) or "", spec.nearest or score), OWN_FOLDER)
-    return {**(PAPER if preset == "paper" else best), **spec.overrides}
+    spec, key = MODELS[model], dataset_key(dataset) or ""
+    if preset == "paper":
+        return {**PAPER, **spec.overrides}
+    best = BEST.get((key, spec.nearest or score), OWN_FOLDER)
+    own = BEST_TERMS.get((key, score), {} if key else TERMS) if model == "lightcake" else spec.overrides
+    return {**best, **own}
 
 
 def resolve(explicit: Mapping[str, Any]) -> TrainingConfig:

@@ -47,8 +47,9 @@ def test_every_option_is_switched_off_alone() -> None:
         values = configuration(row, "nell995", 0, {}).saved()
         changed.append({name for name in values if values[name] != base[name]})
     assert changed == [
-        {"relation_bias"}, {"mask_targets"}, set(), {"row_dropout"}, {"unseen_rate"}, {"ties"}
-    ]  # NELL995 has no input dropout to switch off  # fmt: skip
+        {"relation_bias"}, {"mask_targets"}, set(), {"row_dropout"}, {"unseen_rate"}, {"profile"}, {"links"},
+        set(), {"ties"},
+    ]  # NELL995 has no input dropout and no mixing to switch off  # fmt: skip
 
 
 def test_equal_settings_share_a_folder_and_others_do_not(tmp_path: Path) -> None:
@@ -166,7 +167,9 @@ def test_targets_share_runs_and_a_second_call_trains_nothing(
     entities, relations, dim = 60, 19, 4
     shared = entities * dim + relations + 2 * dim
     assert sizes["DistMult"]["parameters"] == str(shared + relations * dim)
-    assert sizes["LightCAKE-DistMult"]["parameters"] == str(shared + 2 * relations * dim)
+    # its profiles at the score and the input, links, and the matrices of two layers and tables
+    terms = 4 * 2 * relations * dim + 2 * dim + 4 * dim**2
+    assert sizes["LightCAKE-DistMult"]["parameters"] == str(shared + 2 * relations * dim + terms)
     assert all(int(row["peak_bytes"]) > 50e6 for row in sizes.values())
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
 

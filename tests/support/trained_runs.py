@@ -6,7 +6,7 @@ from lightcake_fast import train
 from lightcake_fast.data import SPLITS, load_dataset
 
 SMALL = ["--dim", "6", "--batch-size", "64", "--epochs", "2", "--unseen-rate", "0.1", "--relation-bias"]
-SMALL += ["--backend", "reference", "--quiet"]
+SMALL += ["--preset", "paper", "--lr", "0.01", "--backend", "reference", "--quiet"]
 UNSEEN = "Nobody [of] note"  # brackets are markup to rich, and text here
 PAIR = ("Priya Novák 10", "Dmitri Novák 21")
 

@@ -9,7 +9,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, ModelSpec
 from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fields, resumed
 from lightcake_fast.training.experiment import build_model
-from lightcake_fast.training.presets import BEST, OWN_FOLDER, PAPER, resolve
+from lightcake_fast.training.presets import BEST, BEST_TERMS, OWN_FOLDER, PAPER, TERMS, resolve
 
 FIXED_ON_RESUME = [
     "preset",
@@ -56,7 +56,22 @@ def test_paper_preset_is_the_papers() -> None:
 def test_best_preset_has_a_valid_row_for_every_data_set(dataset: str, score: str) -> None:
     config = resolve({"dataset": dataset, "score": score})
     assert config.preset == "best"
-    assert config.saved().items() >= BEST[dataset, score].items()
+    row = {**BEST[dataset, score], **BEST_TERMS.get((dataset, score), {})}
+    assert config.saved().items() >= row.items()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "lightcake"])
+@pytest.mark.parametrize("dataset", ["family", "wn18rr", "some/folder"])
+def test_baselines_have_no_terms_unless_told(name: str, dataset: str) -> None:
+    config = resolve({"dataset": dataset, "model": name})
+    assert (config.profile, config.links, config.mixing) == ("none", False, False)
+    assert resolve({"dataset": dataset, "model": name, "profile": "score"}).profile == "score"
+
+
+def test_without_layers_the_presets_profile_is_that_of_the_score() -> None:
+    assert resolve({"dataset": "wn18rr"}).profile == "both"
+    assert resolve({"dataset": "wn18rr", "layers": 0}).profile == "score"
+    assert resolve({"dataset": "wn18rr", "layers": 0, "profile": "both"}).profile == "both"  # refused later
 
 
 def test_presets_name_exactly_the_fields_without_default() -> None:
@@ -67,10 +82,10 @@ def test_presets_name_exactly_the_fields_without_default() -> None:
 @pytest.mark.parametrize(
     ("dataset", "row"),
     [
-        ("WN18RR", BEST["wn18rr", "distmult"]),
-        ("family:500:3", BEST["family", "distmult"]),
-        ("./wn18rr", OWN_FOLDER),
-        ("some/folder", OWN_FOLDER),
+        ("WN18RR", {**BEST["wn18rr", "distmult"], **BEST_TERMS["wn18rr", "distmult"]}),
+        ("family:500:3", {**BEST["family", "distmult"], **BEST_TERMS["family", "distmult"]}),
+        ("./wn18rr", {**OWN_FOLDER, **TERMS}),
+        ("some/folder", {**OWN_FOLDER, **TERMS}),
     ],
 )
 def test_best_preset_by_spelling_of_the_data_set(dataset: str, row: dict[str, Any]) -> None:
