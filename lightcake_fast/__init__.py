@@ -3,6 +3,7 @@
 import signal
 import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from lightcake_fast.models import LightCAKE
     from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
+    from lightcake_fast.train import train
 
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # `python -m lightcake_fast...` is looking for its command: until that runs (see `cli.run`), Ctrl-C ends
@@ -31,6 +33,7 @@ _PUBLIC = {
     "load": "lightcake_fast.inference",
     "load_dataset": "lightcake_fast.data",
     "segment_softmax_aggregate": "lightcake_fast.segments",
+    "train": "lightcake_fast.train",
     "tune_context_layer": "lightcake_fast.ops",
 }
 __all__ = [
@@ -45,8 +48,20 @@ __all__ = [
     "load",
     "load_dataset",
     "segment_softmax_aggregate",
+    "train",
     "tune_context_layer",
 ]
+
+
+class _Package(ModuleType):
+    """The package, in which a public name stays what it is when a submodule of that name is imported."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _PUBLIC and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

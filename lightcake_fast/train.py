@@ -1,19 +1,26 @@
-"""The main command: `python -m lightcake_fast.train`."""
+"""Training, from Python as `lightcake_fast.train(...)` or typed as `python -m lightcake_fast.train`."""
 
+import argparse
+import difflib
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from lightcake_fast import cli
-from lightcake_fast.data import load_dataset
-from lightcake_fast.training.config import add_flags, resumed
+from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.errors import InputError
+from lightcake_fast.inference.result import TrainingResult
+from lightcake_fast.terminal import Console
+from lightcake_fast.training.config import add_flags, fields, read_settings, resumed
 from lightcake_fast.training.experiment import check
 from lightcake_fast.training.interrupt import Interrupt
-from lightcake_fast.training.loop import train
+from lightcake_fast.training.loop import Callback, train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
-from lightcake_fast.training.runtime import prepare_process
+from lightcake_fast.training.runtime import flushed_denormals, prepare_process
 
 DESCRIPTION = "Train LightCAKE on a knowledge graph, and test how well it predicts the relation of a pair."
 EPILOG = """\
@@ -22,6 +29,7 @@ examples:
   python -m lightcake_fast.train --dataset nell995            the best settings known for a public data set
   python -m lightcake_fast.train --dataset my/folder --score transe --layers 1 --dim 128
   python -m lightcake_fast.train --dataset ddb14 --preset paper --out runs/paper
+  python -m lightcake_fast.train --dataset ddb14 --seeds 0,1,2    the metrics with their deviation
   python -m lightcake_fast.train --resume runs/paper          go on after a stop of any kind
   python -m lightcake_fast.train --resume runs/paper --epochs 30
   python -m lightcake_fast.train --resume runs/mine --dataset moved/folder
@@ -31,12 +39,104 @@ Exit codes: 0 done, 1 out of memory or disk space, 2 wrong input, 130 Ctrl-C, 14
 """
 
 
+def train(
+    data: str | Path | KnowledgeGraph | None = None,
+    *,
+    callbacks: Iterable[Callback] = (),
+    **settings: Any,
+) -> TrainingResult:
+    """Train a model on a knowledge graph and test it, as the command does.
+
+    Args:
+        data: A data set by its name or folder (see `load_dataset`), or one that is at hand; None takes the
+            generated genealogy, or with `resume` the run's own.
+        callbacks: Called one after another when an epoch ends, with its record: a dict of `epoch`, `loss`,
+            `valid` (metrics), `seconds` and `triples_per_second`. What one raises ends the training.
+        settings: The flags of `python -m lightcake_fast.train`, by their names: `score="transe", epochs=30`.
+            Those not given take the preset's values. With `out` or `resume` there is a run folder, else
+            nothing stays on disk; `quiet` prints nothing at all.
+
+    Raises:
+        InputError: A setting, the data or the run folder is wrong, or the training diverged.
+        MemoryError: Memory ran out.
+        TypeError: There is no such setting, or `data` is of another kind.
+    """
+    known = [field.name for field, _, _ in fields() if field.name != "dataset"]
+    for name in settings:
+        if name not in known:
+            near = "".join(f" (did you mean {word}?)" for word in difflib.get_close_matches(name, known, 1))
+            raise TypeError(f"train() has no setting {name!r}{near}")
+    explicit = {name: str(v) if isinstance(v, PurePath) else v for name, v in settings.items()}
+    reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
+    with flushed_denormals(), TemporaryDirectory(prefix="lightcake_fast-") as passing:
+        if explicit.keys() & {"out", "resume"}:
+            return _train(data, explicit, reporter, Interrupt(), callbacks)
+        result = _train(data, {**explicit, "out": passing}, reporter, Interrupt(), callbacks, kept=False)
+        _ = result.model  # read while the folder is there
+    return result
+
+
+def _train(
+    data: str | Path | KnowledgeGraph | None,
+    explicit: Mapping[str, Any],
+    reporter: Reporter,
+    interrupt: Interrupt,
+    callbacks: Iterable[Callback] = (),
+    *,
+    kept: bool = True,
+) -> TrainingResult:
+    """Train what the settings `explicit` describe, in a run folder that is `kept` or not."""
+    at_hand = data if isinstance(data, KnowledgeGraph) else None
+    if data is not None and at_hand is None:
+        if not isinstance(data, str | Path):
+            raise TypeError(f"data: got a {type(data).__name__}, wanted a name, a folder or a KnowledgeGraph")
+        explicit = {**explicit, "dataset": str(data)}
+    if "resume" in explicit:
+        run = RunFolder.open(Path(explicit["resume"]).expanduser())
+        config = resumed(run.config, explicit).anchored()
+        data = at_hand or run.load_dataset(config)
+    elif at_hand is not None:
+        config = resolve({**explicit, "dataset": at_hand.name})
+        check(config, at_hand)
+        run = RunFolder.create(config, at_hand.name, data=at_hand if kept else None, kept=kept)
+        data, config = at_hand, run.config
+    else:
+        config = resolve(explicit)
+        data = load_dataset(config.dataset, config.data_dir)
+        config = config.anchored()
+        check(config, data)
+        run = RunFolder.create(config, data.name, kept=kept)
+    with run:
+        train_to_end(config, data, run, reporter, interrupt, tuple(callbacks))
+    return TrainingResult.of(run, data)
+
+
 def make_parser() -> cli.ArgumentParser:
     """The parser of the command's flags."""
     parser = cli.ArgumentParser("python -m lightcake_fast.train", DESCRIPTION, EPILOG)
     parser.usage = "%(prog)s [--dataset NAME] [--score SCORE] [flags]"
     add_flags(parser)
+    several = parser.add_argument_group("several runs and settings from a file")
+    several.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="settings by name from a .toml file, or a run's config.json; flags given win",
+    )
+    several.add_argument(
+        "--seeds",
+        metavar="S,S,...",
+        type=_seeds,
+        help="train once with each seed, in DIR/seed-S with --out DIR; print mean and deviation",
+    )
     return parser
+
+
+def _seeds(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.isascii() and word.isdigit() for word in words) or len(set(words)) < len(words):
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted different whole numbers, as in 0,1,2")
+    return [int(word) for word in words]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,21 +148,32 @@ def main(argv: Sequence[str]) -> int:
     """
     explicit = vars(make_parser().parse_args(argv))
     del explicit["debug"]  # taken up by `cli.run`
+    file, seeds = explicit.pop("config"), explicit.pop("seeds")
+    for flag, wrong in (("--config", file), ("--seeds", seeds)):
+        if wrong is not None and "resume" in explicit:
+            raise InputError(f"{flag} is for new runs: wanted it without --resume")
+    if seeds is not None and "seed" in explicit:
+        raise InputError("got --seed and --seeds, wanted one of them")
+    if file is not None:
+        explicit = {**read_settings(file.expanduser()), **explicit}
+    quiet = explicit.get("quiet", False)
     with Interrupt() as interrupt:
-        if "resume" in explicit:
-            run = RunFolder.open(Path(explicit["resume"]).expanduser())
-            config = resumed(run.config, explicit).anchored()
-            data = run.load_dataset(config)
-        else:
-            config = resolve(explicit)
-            data = load_dataset(config.dataset, config.data_dir)
-            config = config.anchored()
-            check(config, data)
-            run = RunFolder.create(config, data.name)
-        with run:
-            train(config, data, run, Reporter(config.quiet), interrupt)
+        runs = _with_seeds(explicit, seeds)
+        summaries = [_train(None, each, Reporter(quiet), interrupt).summary for each in runs]
         interrupt.leave()
+    if seeds is not None:
+        Reporter(quiet).seeds(summaries)
     return 0
+
+
+def _with_seeds(explicit: Mapping[str, Any], seeds: Sequence[int] | None) -> Iterator[Mapping[str, Any]]:
+    """The settings of each run."""
+    if seeds is None:
+        yield explicit
+        return
+    for seed in seeds:
+        place = {"out": str(Path(explicit["out"]) / f"seed-{seed}")} if "out" in explicit else {}
+        yield {**explicit, **place, "seed": seed}
 
 
 if __name__ == "__main__":

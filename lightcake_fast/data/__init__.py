@@ -8,9 +8,10 @@ from lightcake_fast.data.family import family
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.public import PUBLIC_DATASETS, public_folder
 from lightcake_fast.data.reader import read_folder
+from lightcake_fast.data.writer import write_folder
 from lightcake_fast.errors import InputError
 
-__all__ = ["SPLITS", "KnowledgeGraph", "family", "load_dataset", "read_folder"]
+__all__ = ["SPLITS", "KnowledgeGraph", "family", "load_dataset", "read_folder", "write_folder"]
 
 
 def load_dataset(dataset: str = "family", data_dir: str | Path | None = None) -> KnowledgeGraph:

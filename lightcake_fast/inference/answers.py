@@ -56,7 +56,7 @@ class Predictions(list[Prediction]):
             for p in self
             for rank, c in enumerate(p.relations, 1)
         )
-        return _frame(columns, rows)
+        return frame(columns, rows)
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class TripleScores(list[TripleScore]):
         """A row for each triple: head, relation, tail, score, probability, rank, in_training, note."""
         columns = ("head", "relation", "tail", "score", "probability", "rank", "in_training", "note")
         rows = ([getattr(s, name) for name in columns[:-1]] + ["; ".join(s.notes)] for s in self)
-        return _frame(columns, rows)
+        return frame(columns, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,10 +220,15 @@ class Explanation:
             for c in self.contexts
             for t in c.triples
         )
-        return _frame(columns, rows)
+        return frame(columns, rows)
 
 
-def _frame(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> "DataFrame":
+def frame(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> "DataFrame":
+    """A pandas frame of columns and rows.
+
+    Raises:
+        InputError: pandas is missing.
+    """
     try:
         import pandas
     except ModuleNotFoundError as error:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.inference.answers import (
     Candidate,
@@ -25,6 +26,7 @@ from lightcake_fast.inference.answers import (
 from lightcake_fast.inference.explanation import Explainer
 from lightcake_fast.inference.pairs import name_rows
 from lightcake_fast.metrics import Evaluation, KnownRelations, NonFiniteScoresError, summarise_ranks
+from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import Experiment, build_model
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import resolve_device
@@ -306,8 +308,16 @@ def load(
         device=device or saved.device,
         backend=backend or saved.backend,
     )
-    place = resolve_device(config.device)
-    data = folder.load_dataset(config)
+    resolve_device(config.device)
+    return opened(folder, config, folder.load_dataset(config))
+
+
+def opened(folder: RunFolder, config: TrainingConfig, data: KnowledgeGraph) -> TrainedModel:
+    """The trained model of a run folder whose data set is at hand.
+
+    Raises:
+        InputError: See `load`.
+    """
     weights = folder.load_weights(data.fingerprint)
     try:
         with torch.device("meta"):  # no memory is taken for what the file may not hold
@@ -316,7 +326,7 @@ def load(
     except (ValueError, TypeError, RuntimeError) as error:  # a size beyond 64 bits is a TypeError
         raise InputError(f"{folder.path}: {error}") from error
     model.load_state_dict(weights, assign=True)
-    return TrainedModel(Experiment(config, data, model.to(place)))
+    return TrainedModel(Experiment(config, data, model.to(resolve_device(config.device))))
 
 
 def _stand_in(side: str) -> str:

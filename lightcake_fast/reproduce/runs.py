@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightcake_fast import cli, train
+from lightcake_fast import cli
 from lightcake_fast.errors import InputError
+from lightcake_fast.train import main as train
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.runtime import prepare_process
 
@@ -127,7 +128,7 @@ def _call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
 def _train(arguments: list[str], silent: bool, sender: "Connection[int | None, None]") -> None:
     prepare_process()
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere if silent else sys.stdout):
-        code = cli.run(train.main, arguments)
+        code = cli.run(train, arguments)
     try:
         import resource
     except ImportError:  # not on Windows

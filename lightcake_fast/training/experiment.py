@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.data import SPLITS, KnowledgeGraph, load_dataset
+from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.metrics import Evaluation, KnownRelations, summarise_ranks, triple_ranks
 from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel
@@ -42,8 +43,12 @@ def check(config: TrainingConfig, data: KnowledgeGraph) -> None:
     """Find what only the machine and the data set can tell, before anything is made.
 
     Raises:
-        InputError: The device is not there, cannot capture a step, or the model does not take the width.
+        InputError: The device is not there, cannot capture a step, a split is empty, or the model does not
+            take the width.
     """
+    for split in SPLITS:
+        if not len(data.split(split)):
+            raise InputError(f"{data.name}: its {split} split is empty, wanted at least one triple")
     wants_capture(config.cuda_graph, resolve_device(config.device))
     with torch.device("meta"):
         build_model(config, data.num_entities, data.num_relations)

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,13 +19,20 @@ from lightcake_fast.training.run_folder import Position, RunFolder
 from lightcake_fast.training.runtime import mixed_seed
 from lightcake_fast.training.state import check_tensors, restore_state, training_state
 
+Callback = Callable[[dict[str, Any]], object]
+
 _MEMORY_FLAGS = ("dim", "layers", "batch_size")
 SAVE_SECONDS = 45.0  # a save a minute is promised; the step or validation under way may come on top
 SAVE_SHARE = 0.1  # of the time that saves take, at most: big models are saved less often
 
 
-def train(
-    config: TrainingConfig, data: KnowledgeGraph, run: RunFolder, reporter: Reporter, interrupt: Interrupt
+def train_to_end(
+    config: TrainingConfig,
+    data: KnowledgeGraph,
+    run: RunFolder,
+    reporter: Reporter,
+    interrupt: Interrupt,
+    callbacks: Sequence[Callback] = (),
 ) -> None:
     """Train from where the run folder stands to the test metrics.
 
@@ -34,6 +42,7 @@ def train(
         run: The open run folder.
         reporter: Shows the progress.
         interrupt: Asked between steps whether to save and leave.
+        callbacks: Called with each epoch's record, once it is saved.
 
     Raises:
         InputError: The checkpoint does not fit, or the training diverged.
@@ -41,7 +50,7 @@ def train(
         SystemExit: A signal came, and the run is saved.
     """
     try:
-        _train(config, data, run, reporter, interrupt)
+        _train(config, data, run, reporter, interrupt, callbacks)
     except (MemoryError, RuntimeError) as error:
         wanted = memory_wanted(error)
         if wanted is None:
@@ -55,7 +64,12 @@ def train(
 
 
 def _train(
-    config: TrainingConfig, data: KnowledgeGraph, run: RunFolder, reporter: Reporter, interrupt: Interrupt
+    config: TrainingConfig,
+    data: KnowledgeGraph,
+    run: RunFolder,
+    reporter: Reporter,
+    interrupt: Interrupt,
+    callbacks: Sequence[Callback],
 ) -> None:
     checkpoint = run.load_last(data.fingerprint)
     if checkpoint is not None and checkpoint[1].finished(config):
@@ -63,16 +77,16 @@ def _train(
         if results is not None:
             run.update(dataclasses.replace(run.config, dataset=config.dataset, data_dir=config.data_dir))
             reporter.already_finished(checkpoint[1])
-            reporter.results(results, run.path)
+            reporter.results(results, run.shown)
             return
     run.update(config)
-    trainer = Trainer(config, data, run, reporter, interrupt)
+    trainer = Trainer(config, data, run, reporter, interrupt, callbacks)
     if checkpoint is None:
         run.write_id_maps(data)
         run.read_metrics(epochs=0)
     else:
         trainer.restore(*checkpoint)
-    reporter.results(trainer.fit(), run.path)
+    reporter.results(trainer.fit(), run.shown)
 
 
 class Trainer:
@@ -90,9 +104,10 @@ class Trainer:
         run: RunFolder,
         reporter: Reporter,
         interrupt: Interrupt,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._config, self._data, self._run = config, data, run
-        self._reporter, self._interrupt = reporter, interrupt
+        self._reporter, self._interrupt, self._callbacks = reporter, interrupt, callbacks
         self._experiment = Experiment(config, data)
         self.model, self._step = self._experiment.model, self._experiment.step
         self._steps = math.ceil(len(data.train) / config.batch_size)
@@ -132,7 +147,7 @@ class Trainer:
         """
         self._run.drop_results()
         self._interrupt.defer()
-        with self._reporter.training(self._config, self._data, self._steps, self.position, self._run.path):
+        with self._reporter.training(self._config, self._data, self._steps, self.position, self._run.shown):
             while not self.position.finished(self._config):
                 self._train_epoch()
                 self._end_epoch()
@@ -195,6 +210,9 @@ class Trainer:
         if improved:
             self._save_best()
         self._reporter.epoch(record, position)
+        for callback in self._callbacks:
+            callback(record)
+        self._mark = time.monotonic()
         if self._interrupt.signal is not None:
             self._reporter.stopped(self._interrupt.signal, position, self._run.path)
             self._interrupt.leave()

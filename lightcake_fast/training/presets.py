@@ -144,11 +144,14 @@ def resolve(explicit: Mapping[str, Any]) -> TrainingConfig:
         InputError: A given value is wrong, or the model has no such thing.
     """
     given = TrainingConfig(**{**PAPER, **explicit})
+    settings: dict[str, Any] = preset_settings(given.preset, given.dataset, given.model, given.score)
+    untouched = TrainingConfig(**{**settings, "model": given.model})
     for name in explicit:
         models = takers(name)
-        if models and given.model not in models:
+        # a saved configuration has every field: one that is as the preset leaves it is no wish
+        if models and given.model not in models and getattr(given, name) != getattr(untouched, name):
             raise InputError(f"{name}: {given.model} has no such setting, only {', '.join(models)} have")
-    settings = {**preset_settings(given.preset, given.dataset, given.model, given.score), **explicit}
+    settings = {**settings, **explicit}
     if settings["profile"] == "both" and "profile" not in explicit and not settings["layers"]:
         settings["profile"] = "score"  # without layers there is nothing that would carry it on
     return TrainingConfig(**settings)

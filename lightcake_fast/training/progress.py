@@ -1,8 +1,9 @@
 """What a run shows: a live bar on a terminal, a line an epoch elsewhere, and the final table."""
 
 import signal
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,18 @@ class Reporter:
 
     @contextmanager
     def training(
-        self, config: TrainingConfig, graph: KnowledgeGraph, steps: int, position: Position, folder: Path
+        self,
+        config: TrainingConfig,
+        data: KnowledgeGraph,
+        steps: int,
+        position: Position,
+        folder: Path | None,
     ) -> Iterator[None]:
         """Show the training within a `with` block: `steps` steps an epoch, from `position` on."""
         self._epochs, self._steps = config.epochs, steps
         self._say(
-            f"{graph.name}: {graph.num_entities:,} entities, {graph.num_relations:,} relations, "
-            f"{len(graph.train):,} training triples"
+            f"{data.name}: {data.num_entities:,} entities, {data.num_relations:,} relations, "
+            f"{len(data.train):,} training triples"
         )
         self._say(
             f"{config.title}, layers {config.layers}, width {config.dim}, batches of {config.batch_size:,}, "
@@ -52,7 +58,7 @@ class Reporter:
         )
         if position.epoch or position.step:
             self._say(f"going on in {folder} after epoch {position.epoch}, step {position.step}")
-        else:
+        elif folder is not None:
             self._say(f"run folder: {folder}")
         if self._quiet or not self._console.is_terminal:
             yield
@@ -107,7 +113,7 @@ class Reporter:
             "--patience would go on)"
         )
 
-    def results(self, results: Mapping[str, Any], folder: Path) -> None:
+    def results(self, results: Mapping[str, Any], folder: Path | None) -> None:
         """Show the test metrics and where the run lies."""
         if self._quiet:
             for name, metrics in _columns(results["test"]).items():
@@ -122,10 +128,24 @@ class Reporter:
             f"filtered relation prediction, {results['ties']} ties; {results['parameters']:,} parameters, "
             f"{results['epochs']} epochs, {results['seconds']:.0f} s"
         )
+        if folder is None:
+            return
         if results["best_epoch"] == results["epochs"]:
             more = 2 * results["epochs"]
             self._say(f"the last epoch is the best: more may be better, --resume {folder} --epochs {more}")
         self._say(f"run folder: {folder}")
+
+    def seeds(self, several: Sequence[Mapping[str, Any]]) -> None:
+        """Show the mean and the deviation of the test metrics of several runs."""
+        columns: dict[str, list[Mapping[str, Any]]] = {}
+        for results in several:
+            for name, metrics in _columns(results["test"]).items():
+                columns.setdefault(name, []).append(metrics)
+        table = Table("", *columns)
+        for label, key in METRICS.items():
+            table.add_row(label, *(_spread([run[key] for run in runs]) for runs in columns.values()))
+        title = f"{several[0]['dataset']}, {several[0]['model']}: mean and deviation of {len(several)} seeds"
+        self._console.print_table(title, table)
 
     def _say(self, line: str) -> None:
         if not self._quiet:
@@ -166,6 +186,15 @@ def metrics_table(evaluation: Mapping[str, Any]) -> Table:
     for label, key in METRICS.items():
         table.add_row(label, *(format_figure(metrics[key]) for metrics in columns.values()))
     return table
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    """Mean and deviation; a dash where there was nothing to average."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return format_figure(None)
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else 0.0
+    return f"{format_figure(statistics.fmean(numbers))} ± {format_figure(deviation)}"
 
 
 def format_figure(value: float | None) -> str:

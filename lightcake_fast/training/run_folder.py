@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.data import KnowledgeGraph, load_dataset, write_folder
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import TEMPORARY, parse_json, replace_text
 from lightcake_fast.metrics import RankMetrics
@@ -81,16 +81,26 @@ class RunFolder:
     Attributes:
         path: The folder.
         config: The configuration saved in it.
+        kept: Whether it stays when the training ends, so that its place is worth showing.
     """
 
-    def __init__(self, path: Path, config: TrainingConfig) -> None:
+    def __init__(self, path: Path, config: TrainingConfig, kept: bool = True) -> None:
         self.path = path
         self.config = config
+        self.kept = kept
         self._lock: int | None = None
 
     @classmethod
-    def create(cls, config: TrainingConfig, name: str) -> "RunFolder":
+    def create(
+        cls, config: TrainingConfig, name: str, *, data: KnowledgeGraph | None = None, kept: bool = True
+    ) -> "RunFolder":
         """Make the folder of a new run: `config.out`, else one under `runs/` named after `name` and time.
+
+        Args:
+            config: What to save in it.
+            name: That of the data set.
+            data: A data set that lies in no file: it gets a folder in this one, which `config` then names.
+            kept: See the attribute.
 
         Raises:
             InputError: The folder holds a run, or is a file.
@@ -101,23 +111,33 @@ class RunFolder:
         for place in (path, *path.parents):
             if place.exists() and not place.is_dir():
                 raise InputError(f"{place}: got a file, wanted a new folder")
+        inside = f"data-{_readable(name)}"
+        if data is not None:
+            config = dataclasses.replace(config, dataset=str((path / inside).absolute()))
         if path.is_dir():
+            if data is not None:
+                write_folder(data, path / inside)
             replace_text(path / CONFIG, config.to_json())
-            return cls(path, config)
+            return cls(path, config, kept)
         # the folder appears with its configuration in it: at any moment it is no run, or one that resumes
         path.parent.mkdir(parents=True, exist_ok=True)
         staging = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
         _remove(staging)  # a process of the same number may have been killed here
         try:
             staging.mkdir()
+            if data is not None:
+                write_folder(data, staging / inside)
             replace_text(staging / CONFIG, config.to_json())
             staging.rename(path)
+        except InputError:
+            _remove(staging)
+            raise
         except OSError as error:
             _remove(staging)
             raise OSError(
                 error.errno, f"cannot be made ({os.strerror(error.errno or 0)})", str(path)
             ) from error
-        return cls(path, config)
+        return cls(path, config, kept)
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -133,6 +153,11 @@ class RunFolder:
             return cls(path, TrainingConfig.from_json(file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise InputError(f"{file}: {error}") from error
+
+    @property
+    def shown(self) -> Path | None:
+        """Its place, if it is kept."""
+        return self.path if self.kept else None
 
     def __enter__(self) -> "RunFolder":
         if sys.platform != "win32":
@@ -299,9 +324,13 @@ def _remove(leftover: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
+def _readable(name: str) -> str:
+    """A name as a part of a file's."""
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
 def _free_path(config: TrainingConfig, name: str) -> Path:
     """A folder under `runs/` that is not there yet."""
-    readable = re.sub(r"[^\w.-]+", "-", name)
-    stem = f"{readable}-{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{_readable(name)}-{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in count(1))
     return next(path for path in candidates if not path.exists())

@@ -4,6 +4,8 @@ import ctypes
 import os
 import platform
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,17 @@ def prepare_process() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 2**30)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Flush denormals inside a `with` block, in this thread and those that it starts."""
+    before = (torch.tensor(1e-40) * 1).item() == 0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:

@@ -13,10 +13,10 @@ from tests.support.training_runs import TINY, assert_equal_runs
 COMMAND = """
 import sys
 import torch
-from lightcake_fast import train
+from lightcake_fast.train import main as train
 torch.use_deterministic_algorithms(sys.argv[1] == "cuda")
 torch.set_num_threads(2)
-train.main(["--device", *sys.argv[1:]])
+train(["--device", *sys.argv[1:]])
 """
 ON_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

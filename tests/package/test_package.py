@@ -53,6 +53,7 @@ OPTIONAL = {
     "lightcake_fast.inference.answers": {"pandas"},
     "lightcake_fast.inference.figure": {"matplotlib"},
     "lightcake_fast.inference.fonts": {"matplotlib"},
+    "lightcake_fast.inference.result": {"matplotlib"},
     "lightcake_fast.reproduce.tables": {"matplotlib"},
 }
 

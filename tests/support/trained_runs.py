@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from lightcake_fast import train
 from lightcake_fast.data import SPLITS, load_dataset
+from lightcake_fast.train import main as train
 
 SMALL = ["--dim", "6", "--batch-size", "64", "--epochs", "2", "--unseen-rate", "0.1", "--relation-bias"]
 SMALL += ["--preset", "paper", "--lr", "0.01", "--backend", "reference", "--quiet"]
@@ -32,5 +32,5 @@ def train_run(folder: Path, *flags: str) -> Path:
         write_dataset(data)
     path = folder / "-".join(["run", *(flag.strip("-") for flag in flags)])
     if not path.exists():
-        assert train.main([*SMALL, "--dataset", str(data), "--out", str(path), *flags]) == 0
+        assert train([*SMALL, "--dataset", str(data), "--out", str(path), *flags]) == 0
     return path

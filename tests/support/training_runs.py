@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lightcake_fast import train
+from lightcake_fast.train import main as train
 from tests.support.comparison import assert_bitwise_equal
 
 # several steps an epoch with a short last batch, every option in use, and no kernel to compile
@@ -33,12 +33,12 @@ EPOCHS = ["--epochs", "3"]  # of the run that nothing stops, and of those compar
 
 def run(folder: Path, *flags: str) -> int:
     """Train in this process."""
-    return train.main([*TINY, "--out", str(folder), *flags])
+    return train([*TINY, "--out", str(folder), *flags])
 
 
 def resume(folder: Path, *flags: str) -> int:
     """Go on in this process."""
-    return train.main(["--resume", str(folder), "--quiet", *flags])
+    return train(["--resume", str(folder), "--quiet", *flags])
 
 
 def start(*flags: str) -> "subprocess.Popen[str]":

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightcake_fast import train
 from lightcake_fast.data import KnowledgeGraph, family
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS
+from lightcake_fast.train import main as train
 from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
@@ -88,7 +88,7 @@ def test_capture_is_for_gpus(choice: str, device: str, expected: bool) -> None:
 
 def test_on_without_a_gpu_is_an_error(tmp_path: Any) -> None:
     with pytest.raises(InputError, match=r"^cuda_graph: got 'on' with the device cpu, wanted a GPU$"):
-        train.main(["--cuda-graph", "on", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")])
+        train(["--cuda-graph", "on", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")])
 
 
 @pytest.mark.parametrize("number", [0, 1])

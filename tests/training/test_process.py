@@ -1,5 +1,6 @@
 """The command in processes of its own: signals, SIGKILL, exit codes, and what it prints."""
 
+import importlib
 import io
 import json
 import random
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightcake_fast import cli, train
+from lightcake_fast import cli
 from lightcake_fast.data import load_dataset
 from lightcake_fast.terminal import Console
+from lightcake_fast.train import main as train
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import Position
@@ -24,6 +26,7 @@ from tests.support.trained_runs import write_dataset
 from tests.support.training_runs import TINY, assert_equal_runs, start
 
 # many short epochs, so that saving is under way at most moments
+COMMAND = importlib.import_module("lightcake_fast.train")  # the package's `train` is the function
 LONG = [*TINY, "--epochs", "60", "--patience", "60"]
 DEADLINE = 60.0
 
@@ -111,14 +114,14 @@ def test_wrong_flags_get_one_line_and_exit_code_2(
     tmp_path: Path, flags: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = [] if "--resume" in flags else ["--out", str(tmp_path / "run")]
-    assert cli.run(train.main, [*flags, *out]) == 2
+    assert cli.run(train, [*flags, *out]) == 2
     printed = capfd.readouterr().err
     assert printed.startswith(message)
     assert printed.count("\n") == 1
 
 
 def test_a_diverged_training_says_so_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(train.main, [*TINY, "--lr", "1e30", "--out", str(tmp_path / "run")]) == 2
+    assert cli.run(train, [*TINY, "--lr", "1e30", "--out", str(tmp_path / "run")]) == 2
     printed = capfd.readouterr().err
     assert printed.startswith("error: training diverged in epoch 1: ")
     assert printed.endswith("try a smaller --lr (it is 1e+30)\n")
@@ -131,38 +134,38 @@ def test_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (tmp_path / "mine" / f"{name}.txt").write_text("a\tis (x)\tb\nb\tis (y)\ta\n")
     monkeypatch.chdir(tmp_path)
     flags = ["--dataset", "mine", "--backend", "reference", "--epochs", "1", "--quiet", "--layers", "0"]
-    train.main(flags)
+    train(flags)
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("mine-lightcake-distmult-")
     assert (folder / "relations.tsv").read_text() == "0\tis (x)\n1\tis (y)\n"
     assert (folder / "entities.tsv").read_text() == "0\ta\n1\tb\n"
     monkeypatch.chdir("/")
-    assert train.main(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0
+    assert train(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0
 
 
 def test_a_folder_that_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data, moved, folder = tmp_path / "data", tmp_path / "moved", tmp_path / "run"
     write_dataset(data)
     flags = ["--backend", "reference", "--epochs", "1", "--quiet", "--layers", "0"]
-    assert train.main(["--dataset", str(data), "--out", str(folder), *flags]) == 0
+    assert train(["--dataset", str(data), "--out", str(folder), *flags]) == 0
     data.rename(moved)
-    assert cli.run(train.main, ["--resume", str(folder)]) == 2
+    assert cli.run(train, ["--resume", str(folder)]) == 2
     assert capfd.readouterr().err == (
         f"error: {folder}: its data set was the folder {data}, which is not there now: wanted its new place, "
         "with --dataset\n"
     )
-    assert cli.run(train.main, ["--resume", str(folder), "--dataset", "family:60", "--epochs", "2"]) == 2
+    assert cli.run(train, ["--resume", str(folder), "--dataset", "family:60", "--epochs", "2"]) == 2
     assert "last.safetensors: made from another data set" in capfd.readouterr().err
-    assert cli.run(train.main, ["--resume", str(folder), "--dataset", str(tmp_path / "no")]) == 2
+    assert cli.run(train, ["--resume", str(folder), "--dataset", str(tmp_path / "no")]) == 2
     assert f"no data set '{tmp_path / 'no'}'" in capfd.readouterr().err
-    assert train.main(["--resume", str(folder), "--dataset", str(moved), "--quiet"]) == 0  # it was finished
-    assert train.main(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0  # the new place is noted
+    assert train(["--resume", str(folder), "--dataset", str(moved), "--quiet"]) == 0  # it was finished
+    assert train(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0  # the new place is noted
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        train.main(["--help"])
+        train(["--help"])
     assert stop.value.code == 0
     text = capsys.readouterr().out
     assert "examples:" in text
@@ -172,7 +175,7 @@ def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_out_on_a_run_names_resume(unbroken: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = (unbroken / "config.json").read_bytes()
-    assert cli.run(train.main, [*LONG, "--dim", "9", "--out", str(unbroken)]) == 2
+    assert cli.run(train, [*LONG, "--dim", "9", "--out", str(unbroken)]) == 2
     assert capfd.readouterr().err == (
         f"error: {unbroken} holds a run: wanted a new folder (--resume {unbroken} goes on with it)\n"
     )
@@ -183,13 +186,13 @@ def test_metrics_only_when_quiet_and_a_line_an_epoch_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [flag for flag in TINY if flag != "--quiet"]
-    train.main([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])
+    train([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert len([line for line in lines if line.startswith("epoch ")]) == 2
     assert "\x1b" not in shown
     assert lines[-1] == f"run folder: {tmp_path / 'run'}"
-    train.main(["--resume", str(tmp_path / "run"), "--quiet"])
+    train(["--resume", str(tmp_path / "run"), "--quiet"])
     quiet = capsys.readouterr().out.splitlines()
     assert [line.partition(" (")[0] for line in quiet] == ["test all", "test seen only"]
 
@@ -198,9 +201,9 @@ def test_a_terminal_gets_a_live_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("lightcake_fast.training.progress.REFRESH_SECONDS", 0.0)
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, color_system=None)
-    monkeypatch.setattr(train, "Reporter", lambda quiet: Reporter(quiet, console))
+    monkeypatch.setattr(COMMAND, "Reporter", lambda quiet: Reporter(quiet, console))
     flags = [flag for flag in TINY if flag != "--quiet"]
-    train.main([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])
+    train([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])
     shown = screen.getvalue()
     for part in ("\x1b[", "epoch 1/2", "loss ", "best MRR ", "triples/s", "left", "Hits@10"):
         assert part in shown
@@ -245,7 +248,7 @@ def test_only_the_command_flushes_denormals(
     monkeypatch.setattr(sys, "argv", ["train", "--help"])
     try:
         with pytest.raises(SystemExit):
-            runpy.run_path(train.__file__, run_name="__main__")
+            runpy.run_path(str(COMMAND.__file__), run_name="__main__")
         assert not kept()
     finally:
         torch.set_flush_denormal(False)
@@ -264,6 +267,6 @@ def test_what_cannot_be_trained_leaves_no_folder(
     flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    assert cli.run(train.main, ["--dataset", "family:60", "--out", str(out), *flags]) == 2
+    assert cli.run(train, ["--dataset", "family:60", "--out", str(out), *flags]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()

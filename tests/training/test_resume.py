@@ -1,6 +1,7 @@
 """Runs stopped and killed at chosen points in this process: they must end as if nothing had happened."""
 
 import dataclasses
+import importlib
 import os
 import shutil
 import signal
@@ -14,11 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightcake_fast import train
 from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 from lightcake_fast.metrics import Evaluation
+from lightcake_fast.train import main as train
 from lightcake_fast.training import loop
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.run_folder import RunFolder
@@ -157,7 +158,8 @@ def test_more_signals_while_saving(unbroken: Path, tmp_path: Path) -> None:
 
 
 def test_a_signal_before_training_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightcake_fast.train.load_dataset", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    command = importlib.import_module("lightcake_fast.train")  # the package's `train` is the function
+    monkeypatch.setattr(command, "load_dataset", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run")
     assert stop.value.code == 143
@@ -288,7 +290,7 @@ def test_a_finished_run_says_so_and_changes_nothing(
     quiet = capsys.readouterr().out
     assert quiet.count("\n") == 2
     assert "MRR" in quiet
-    assert train.main(["--resume", str(unbroken)]) == 0
+    assert train(["--resume", str(unbroken)]) == 0
     shown = capsys.readouterr().out
     assert "this run is finished, after 3 epochs" in shown
     assert str(unbroken) in shown.replace("\n", "")

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightcake_fast import cli, train
+from lightcake_fast import cli
 from lightcake_fast.errors import memory_wanted
 from lightcake_fast.files import replace_text
+from lightcake_fast.train import main as train
 from lightcake_fast.training.loop import Trainer
 from tests.support.training_runs import EPOCHS, TINY, assert_equal_runs, resume, run
 
@@ -64,7 +65,7 @@ def test_a_disk_that_fails_while_saving(
     capfd.readouterr()
     # written: the configuration with more epochs, the best weights again, metrics; not the checkpoint
     with failing_writes(number, after=3) as written:
-        assert cli.run(train.main, ["--resume", str(tmp_path / "run"), "--quiet", *EPOCHS]) == exit_code
+        assert cli.run(train, ["--resume", str(tmp_path / "run"), "--quiet", *EPOCHS]) == exit_code
     assert written[-1] == "last.safetensors"
     assert capfd.readouterr().err == (
         f"error: {tmp_path}/run/last.safetensors: cannot be written ({reason}); it is left as it was\n"
@@ -80,7 +81,7 @@ def test_a_disk_that_fails_at_every_write(tmp_path: Path, capfd: pytest.CaptureF
     for after in range(100):
         folder = tmp_path / str(after)
         with failing_writes(errno.ENOSPC, after) as written:
-            code = cli.run(train.main, [*TINY, "--epochs", "1", "--out", str(folder)])
+            code = cli.run(train, [*TINY, "--epochs", "1", "--out", str(folder)])
         if code == 0:
             break
         assert code == 1
@@ -117,7 +118,7 @@ def test_a_run_folder_that_cannot_be_made(
         raise OSError(number, os.strerror(number), str(path))
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    assert cli.run(train.main, [*TINY, "--out", str(tmp_path / "run")]) == 2
+    assert cli.run(train, [*TINY, "--out", str(tmp_path / "run")]) == 2
     printed = capfd.readouterr().err
     assert printed == f"error: {tmp_path}: {os.strerror(number)}\n"
     assert not list(tmp_path.iterdir())
@@ -188,12 +189,12 @@ def test_out_of_memory_in_the_middle(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "_train_epoch", fail)
         capfd.readouterr()
-        assert cli.run(train.main, arguments) == 1
+        assert cli.run(train, arguments) == 1
         printed = capfd.readouterr().err
         assert printed.startswith("error: out of memory: wanted ")
         assert printed.endswith("less of --dim (6), --layers (1), --batch-size (64) takes less\n")
         assert printed.count("\n") == 1
-        assert cli.run(train.main, [*arguments, "--debug"]) == 1
+        assert cli.run(train, [*arguments, "--debug"]) == 1
         assert "Traceback" in capfd.readouterr().err
     assert resume(tmp_path / "run") == 0
     assert_equal_runs(tmp_path / "run", unbroken)

@@ -1,0 +1,109 @@
+"""What a training gave: its metrics, its epochs and the trained model."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.errors import InputError
+from lightcake_fast.inference.answers import frame
+from lightcake_fast.inference.trained import TrainedModel, opened
+from lightcake_fast.metrics import Evaluation, RankMetrics
+from lightcake_fast.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+class History(list[dict[str, Any]]):
+    """The record of each epoch, as in `metrics.jsonl`."""
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each epoch: epoch, loss, valid_all_mrr and so on, seconds, triples_per_second."""
+        rows = [dict(_flat(record)) for record in self]
+        return frame(rows[0] if rows else (), (row.values() for row in rows))
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingResult:
+    """What a training gave.
+
+    Attributes:
+        data: The data set.
+        summary: What `results.json` holds: the metrics with the data set's name, the model, its number of
+            parameters, the epochs, the best of them and the time.
+        history: The record of each epoch.
+    """
+
+    data: KnowledgeGraph
+    summary: dict[str, Any]
+    history: History
+    _folder: RunFolder
+
+    @classmethod
+    def of(cls, folder: RunFolder, data: KnowledgeGraph) -> "TrainingResult":
+        """Read a finished run.
+
+        Raises:
+            InputError: It is not finished, or damaged.
+        """
+        summary = folder.read_results()
+        if summary is None:
+            raise InputError(f"{folder.path}: wanted a finished run")
+        return cls(data, summary, History(folder.read_metrics(summary["epochs"])), folder)
+
+    def __repr__(self) -> str:
+        return (
+            f"TrainingResult({self.summary['model']} on {self.summary['dataset']}: test MRR "
+            f"{self.metrics.all.mrr:.4f}, epoch {self.summary['best_epoch']} of {self.summary['epochs']})"
+        )
+
+    @property
+    def run(self) -> Path | None:
+        """The run folder; None where nothing was kept."""
+        return self._folder.shown
+
+    @property
+    def metrics(self) -> Evaluation:
+        """The metrics of the test split, with the weights of the best epoch."""
+        test = self.summary["test"]
+        return Evaluation(all=RankMetrics(**test["all"]), seen=RankMetrics(**test["seen"]))
+
+    @cached_property
+    def model(self) -> TrainedModel:
+        """The weights of the best epoch, ready to predict."""
+        return opened(self._folder, self._folder.config, self.data)
+
+    def plot(self) -> "Figure":
+        """Loss and validation MRR by epoch; `.savefig("curves.png")` of the figure writes it.
+
+        Raises:
+            InputError: matplotlib is missing.
+        """
+        if find_spec("matplotlib") is None:
+            raise InputError("plot: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'")
+        from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
+
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        curves = {
+            "training loss": [record["loss"] for record in self.history],
+            "validation MRR": [record["valid"]["all"]["mrr"] for record in self.history],
+        }
+        for axes, (title, values) in zip(figure.subplots(1, 2), curves.items(), strict=True):
+            axes.plot([record["epoch"] for record in self.history], values, marker="o")
+            axes.axvline(self.summary["best_epoch"], color="gray", linestyle=":", label="best epoch")
+            axes.set(title=title, xlabel="epoch")
+            axes.grid(alpha=0.3)
+        axes.legend()
+        return figure
+
+
+def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The values of nested dicts, each under its keys with _ between them."""
+    found: list[tuple[str, Any]] = []
+    for key, value in record.items():
+        found += _flat(value, f"{prefix}{key}_") if isinstance(value, dict) else [(prefix + key, value)]
+    return found

@@ -1,0 +1,217 @@
+"""`lightcake_fast.train` from Python, and what the command has beyond it: many seeds, settings from files."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import lightcake_fast
+from lightcake_fast import cli
+from lightcake_fast.data import KnowledgeGraph, load_dataset, read_folder, write_folder
+from lightcake_fast.errors import InputError
+from lightcake_fast.inference.result import TrainingResult
+from lightcake_fast.train import main
+from lightcake_fast.training.experiment import Experiment
+from tests.support.training_runs import without_times
+
+SIZES = {"dim": 6, "layers": 1, "batch_size": 64, "epochs": 2, "backend": "reference"}
+SMALL: dict[str, Any] = {**SIZES, "quiet": True}
+FLAGS = [word for name, v in SIZES.items() for word in ("--" + name.replace("_", "-"), str(v))] + ["--quiet"]
+
+
+@pytest.fixture(scope="module")
+def result() -> TrainingResult:
+    return lightcake_fast.train("family:60", **SMALL)
+
+
+def test_it_trains_as_the_command_does(result: TrainingResult, tmp_path: Path) -> None:
+    assert main([*FLAGS, "--dataset", "family:60", "--out", str(tmp_path / "run")]) == 0
+    written = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert without_times(result.summary) == without_times(written)
+    assert result.metrics.to_dict() == written["test"]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [without_times(record) for record in result.history] == [
+        without_times(json.loads(line)) for line in lines
+    ]
+    again = lightcake_fast.load(tmp_path / "run").model.state_dict()
+    for name, tensor in result.model.model.state_dict().items():
+        assert torch.equal(tensor, again[name])
+
+
+def test_what_it_gives(result: TrainingResult) -> None:
+    assert result.run is None
+    assert result.model.evaluate("test") == result.metrics
+    frame = result.history.to_pandas()
+    assert frame["epoch"].tolist() == [1, 2]
+    assert frame["valid_all_mrr"].tolist() == [record["valid"]["all"]["mrr"] for record in result.history]
+    pytest.importorskip("matplotlib")
+    loss, mrr = result.plot().axes
+    for axes, column in ((loss, "loss"), (mrr, "valid_all_mrr")):
+        assert np.array_equal(axes.lines[0].get_ydata(), frame[column])
+    found = f"{result.metrics.all.mrr:.4f}, epoch {result.summary['best_epoch']} of 2)"
+    assert repr(result) == f"TrainingResult(lightcake-distmult on family: test MRR {found}"
+
+
+def test_nothing_is_printed_and_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    lightcake_fast.train("family:60", **{**SMALL, "epochs": 1})
+    assert list(tmp_path.glob("lightcake*")) == list(tmp_path.glob("runs")) == []
+    assert capfd.readouterr() == ("", "")
+    lightcake_fast.train("family:60", **{**SMALL, "epochs": 1, "quiet": False})
+    shown = capfd.readouterr().out
+    assert "epoch 1/1" in shown
+    assert str(tmp_path) not in shown
+    assert "--resume" not in shown
+
+
+def test_callbacks_get_each_epoch_and_may_end_the_training(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    result = lightcake_fast.train("family:60", callbacks=[seen.append], out=tmp_path / "run", **SMALL)
+    assert seen == list(result.history)
+    assert result.run == tmp_path / "run"
+
+    def stop(record: dict[str, Any]) -> None:
+        raise RuntimeError(f"enough after {record['epoch']}")
+
+    with pytest.raises(RuntimeError, match="enough after 3"):
+        lightcake_fast.train(resume=tmp_path / "run", epochs=4, patience=9, quiet=True, callbacks=[stop])
+    result = lightcake_fast.train(resume=tmp_path / "run", quiet=True, callbacks=[seen.append])
+    assert [record["epoch"] for record in seen] == [1, 2, 4]
+    assert len(result.history) == 4
+
+
+def hand_made() -> KnowledgeGraph:
+    """A graph in no file, with ids that no reader would give and an entity without a triple."""
+    data = load_dataset("family:60")
+    order = np.random.default_rng(0).permutation(data.num_entities)
+    names = np.array([*data.entities, "nobody"])
+    train, valid, test = (
+        np.stack([order[rows[:, 0]], rows[:, 1], order[rows[:, 2]]], 1)
+        for rows in (data.train, data.valid, data.test)
+    )
+    entities = (*names[:-1][np.argsort(order)].tolist(), "nobody")
+    return KnowledgeGraph("my graph/1", entities, data.relations, train, valid, test)
+
+
+def test_a_graph_at_hand_lies_in_the_run_folder(tmp_path: Path) -> None:
+    data = hand_made()
+    result = lightcake_fast.train(data, out=tmp_path / "run", **SMALL)
+    opened = lightcake_fast.load(tmp_path / "run")
+    assert opened.data.fingerprint == data.fingerprint
+    assert opened.evaluate("test") == result.metrics
+    assert main(["--resume", str(tmp_path / "run"), "--epochs", "3", "--quiet"]) == 0
+    assert lightcake_fast.train(data, resume=tmp_path / "run", quiet=True).summary["epochs"] == 3
+    passing = lightcake_fast.train(data, **SMALL)
+    assert passing.metrics == result.metrics
+    assert passing.summary["dataset"] == "my graph/1"
+
+
+def test_a_written_folder_is_read_as_it_was(tmp_path: Path) -> None:
+    data = hand_made()
+    write_folder(data, tmp_path / "data")
+    assert read_folder(tmp_path / "data").fingerprint == data.fingerprint
+    rows = np.array([[0, 0, 1]])
+    broken = KnowledgeGraph("x", ("a\tb", "c"), ("r",), rows, rows, rows)
+    with pytest.raises(InputError, match=r"entities: got the name 'a\\tb', which cannot stand"):
+        write_folder(broken, tmp_path / "broken")
+
+
+def test_wrong_calls_are_answered(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"no setting 'epoch' \(did you mean epochs\?\)"):
+        lightcake_fast.train("family:60", epoch=3)
+    with pytest.raises(TypeError, match="data: got a dict, wanted a name, a folder or a KnowledgeGraph"):
+        lightcake_fast.train({})  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="lr: got 'fast', wanted a number above 0"):
+        lightcake_fast.train("family:60", lr="fast")
+    rows = np.array([[0, 0, 1]])
+    empty = KnowledgeGraph("x", ("a", "b"), ("r",), rows, rows[:0], rows)
+    broken = KnowledgeGraph("x", ("a\n", "b"), ("r",), rows, rows, rows)
+    with pytest.raises(InputError, match="cannot stand in a tab-separated file"):
+        lightcake_fast.train(broken, out=tmp_path / "run", **SMALL)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(InputError, match="x: its valid split is empty"):
+        lightcake_fast.train(empty, **SMALL)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import lightcake_fast.train",
+        "from lightcake_fast.train import main",
+        "import importlib; importlib.import_module('lightcake_fast.train')",
+        "from lightcake_fast import train",
+        "import lightcake_fast.train as train; assert train is lightcake_fast.train",
+    ],
+)
+def test_the_name_is_the_function_whatever_was_imported(code: str) -> None:
+    check = "import lightcake_fast\nassert lightcake_fast.train.__name__ == 'train', lightcake_fast.train"
+    for order in (f"{code}\n{check}", f"{check}\n{code}\n{check}"):
+        text = order if "as train" not in code else f"import lightcake_fast\n{order}"
+        subprocess.run([sys.executable, "-c", text], check=True)
+    assert importlib.import_module("lightcake_fast.train").main is main
+
+
+def test_many_seeds_give_mean_and_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--dataset", "family:60", "--seeds", "3,5", "--out", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    values = []
+    for seed in (3, 5):
+        folder = tmp_path / "runs" / f"seed-{seed}"
+        assert json.loads((folder / "config.json").read_text())["seed"] == seed
+        values.append(json.loads((folder / "results.json").read_text())["test"]["all"]["mrr"])
+    assert "family, lightcake-distmult: mean and deviation of 2 seeds" in shown
+    assert f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" in shown
+
+
+def test_settings_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('dataset = "family:60"\nmodel = "transe"\ndim = 4\nbatch-size = 64\nepochs = 1\n')
+    assert main(["--config", str(file), "--dim", "5", "--quiet", "--out", str(tmp_path / "a")]) == 0
+    first = json.loads((tmp_path / "a" / "config.json").read_text())
+    assert {"dataset": "family:60", "model": "transe", "dim": 5, "batch_size": 64}.items() <= first.items()
+    again = ["--config", str(tmp_path / "a" / "config.json"), "--quiet", "--out", str(tmp_path / "b")]
+    assert main(again) == 0
+    assert json.loads((tmp_path / "b" / "config.json").read_text()) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("dims = 4", [], r"settings.toml: there is no setting 'dims' (did you mean dim?)"),
+        ("dim = ", [], "settings.toml: "),
+        ("dim = 'wide'", [], "dim: got 'wide', wanted a whole number of at least 1"),
+        ("model = 'transe'\nlayers = 2", [], "layers: transe has no such setting"),
+        ("", ["--resume", "x"], "--config is for new runs"),
+        ("", ["--seeds", "1,x"], "argument --seeds: got '1,x', wanted different whole numbers"),
+        ("", ["--seeds", "1,1"], "argument --seeds: got '1,1', wanted different whole numbers"),
+        ("", ["--seeds", "1,2", "--seed", "3"], "got --seed and --seeds, wanted one of them"),
+    ],
+)
+def test_wrong_files_and_seeds(
+    text: str, flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    assert cli.run(main, ["--config", str(file), "--out", str(tmp_path / "run"), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_experiment_steps_and_ranks_as_the_command_does(result: TrainingResult) -> None:
+    experiment = Experiment.of(dataset="family:60", **SMALL)
+    for number, record in enumerate(result.history):
+        experiment.step.loss_sum.zero_()
+        for batch in experiment.epoch(number):
+            experiment.advance(batch)
+        assert experiment.step.loss_sum.item() / len(experiment.data.train) == record["loss"]
+        assert experiment.evaluate("valid").to_dict() == record["valid"]
+    assert experiment.parameters == result.summary["parameters"]
