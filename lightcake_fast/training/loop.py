@@ -132,7 +132,7 @@ class Trainer:
         self._step.loss_sum.fill_(position.loss_sum)
         self._records = self._run.read_metrics(position.epoch)
         self.position = position
-        if position.best_epoch == position.epoch and position.step == 0:
+        if position.epoch and position.best_epoch == position.epoch and position.step == 0:
             # a kill may have come between the two saves of the epoch's end
             self._save_best()
         elif position.best_epoch:
@@ -147,10 +147,16 @@ class Trainer:
         """
         self._run.drop_results()
         self._interrupt.defer()
-        with self._reporter.training(self._config, self._data, self._steps, self.position, self._run.shown):
-            while not self.position.finished(self._config):
-                self._train_epoch()
-                self._end_epoch()
+        try:
+            with self._reporter.training(
+                self._config, self._data, self._steps, self.position, self._run.shown
+            ):
+                while not self.position.finished(self._config):
+                    self._train_epoch()
+                    self._end_epoch()
+        except BrokenPipeError:  # whoever read the output has gone
+            self._save_last()
+            raise
         return self._test()
 
     def evaluate(self, split: str) -> Evaluation:

@@ -5,6 +5,8 @@ import importlib
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +26,7 @@ from lightcake_fast.training import loop
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.step import TrainingStep
-from tests.support.training_runs import EPOCHS, assert_equal_runs, metrics, resume, run, tensors
+from tests.support.training_runs import EPOCHS, TINY, assert_equal_runs, metrics, resume, run, tensors
 
 
 class Killed(BaseException):
@@ -385,3 +387,23 @@ def test_all_weights_move_and_are_kept(unbroken: Path) -> None:
     parts |= {f"profile.{part}" for part in ("head", "of_head", "tail", "of_tail")} | {"links.of_link"}
     parts |= {"entity_mixing", "relation_mixing"}
     assert names == {f"best.safetensors:{part}" for part in parts}
+
+
+@pytest.mark.parametrize("lines", [1, 4])
+def test_a_reader_that_has_gone_leaves_a_run_that_goes_on(lines: int, unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    flags = [flag for flag in (*TINY, *EPOCHS) if flag != "--quiet"]
+    code = f'set -o pipefail; "$0" -m lightcake_fast.train "$@" | head -n {lines}'
+    values = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["bash", "-c", code, sys.executable, *flags, "--out", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=values,
+    )
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (141, "", lines)
+    assert (folder / "last.safetensors").exists()
+    assert not (folder / "results.json").exists()
+    assert resume(folder) == 0
+    assert_equal_runs(folder, unbroken)
