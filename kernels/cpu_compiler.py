@@ -5,7 +5,8 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, event
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
 # Sums may be reordered and multiplies fused; infinities and NaN keep their meaning (masks score -inf).
@@ -59,8 +61,11 @@ class Pass:
             self._compiled[key] = self._compile(key[0], key[1], arrays)
         run = functools.partial(self._compiled[key], *arrays)
         helpers = min(torch.get_num_threads() - 1, (tasks - 1) // self._tasks_a_helper)
-        futures = [_pool(helpers, _flushes_denormals()).submit(run) for _ in range(helpers)]
+        futures: list[Future[None]] = []
         try:
+            # none once the interpreter has begun to end: then this thread, which outlives it, does all
+            with suppress(RuntimeError):
+                futures.extend(_pool(helpers, _flushes_denormals()).submit(run) for _ in range(helpers))
             run()
         finally:
             wait(futures)
@@ -68,13 +73,37 @@ class Pass:
             future.result()
 
     def _compile(self, score: str, width: int, arrays: list[Any]) -> Any:
-        function = numba.njit(nogil=True, cache=True, **FAST)(self._make(score, width, _sources_digest()))
+        function = numba.njit(nogil=True, **FAST)(self._make(score, width, _sources_digest()))
+        try:
+            function._cache = _Cache(function.py_func)
+        except RuntimeError:
+            _say_not_kept("no folder for them can be written to")
         with event.install_listener("numba:compile", _notice):
             function.compile(tuple(numba.typeof(a) for a in arrays))
         return function
 
 
 light_pass = functools.partial(Pass, tasks_a_helper=128)  # for passes whose task is a row
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """Numba's disk cache, without which a pass still runs."""
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        """Keep a compiled pass, if there is room for it."""
+        try:
+            super().save_overload(signature, data)
+        except OSError as error:
+            _say_not_kept(str(error))
+
+
+@functools.cache
+def _say_not_kept(reason: str) -> None:
+    print(
+        f"lightcake_fast: compiled CPU passes are not kept for the next process ({reason}); "
+        "NUMBA_CACHE_DIR names another folder for them",
+        file=sys.stderr,
+    )
 
 
 class _Notice(event.Listener):  # type: ignore[misc]
