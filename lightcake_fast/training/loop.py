@@ -79,6 +79,7 @@ def _train(
             reporter.already_finished(checkpoint[1])
             reporter.results(results, run.shown)
             return
+    run.claim(data)
     run.update(config)
     trainer = Trainer(config, data, run, reporter, interrupt, callbacks)
     if checkpoint is None:

@@ -32,6 +32,7 @@ if sys.platform != "win32":
     import fcntl
 
 CONFIG = "config.json"
+FINGERPRINT = "dataset.sha256"
 METRICS = "metrics.jsonl"
 LAST = "last.safetensors"
 BEST = "best.safetensors"
@@ -196,6 +197,18 @@ class RunFolder:
         if config.saved() != self.config.saved():
             replace_text(self.path / CONFIG, config.to_json())
         self.config = config
+
+    def claim(self, data: KnowledgeGraph) -> None:
+        """Note whose run this is, before anything is saved: a run goes on with its own data set alone.
+
+        Raises:
+            InputError: It is that of another data set.
+        """
+        file = self.path / FINGERPRINT
+        if not file.exists():
+            replace_text(file, data.fingerprint + "\n")
+        elif file.read_text(encoding="utf-8").strip() != data.fingerprint:
+            raise InputError(f"{file}: the run began on another data set than {data.name}: wanted that one")
 
     def write_id_maps(self, data: KnowledgeGraph) -> None:
         """Write the names of entities and relations as `id<TAB>name` lines."""

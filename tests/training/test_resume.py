@@ -407,3 +407,22 @@ def test_a_reader_that_has_gone_leaves_a_run_that_goes_on(lines: int, unbroken: 
     assert not (folder / "results.json").exists()
     assert resume(folder) == 0
     assert_equal_runs(folder, unbroken)
+
+
+def test_a_run_killed_before_its_first_save_goes_on_with_its_own_data_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path
+) -> None:
+    folder = tmp_path / "run"
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunFolder, "write_id_maps", killed)
+        with pytest.raises(Killed):
+            run(folder, *EPOCHS)
+    assert not (folder / "last.safetensors").exists()
+    with pytest.raises(InputError, match=r"the run began on another data set than family"):
+        resume(folder, "--dataset", "family:61")
+    assert resume(folder) == 0
+    assert_equal_runs(folder, unbroken)
