@@ -14,7 +14,8 @@ from lightcake_fast.data import load_dataset
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RGCNLayer
 from lightcake_fast.models.neighbours import neighbours, sum_rows
-from lightcake_fast.ops import FUSED_SCORES, context_layer
+from lightcake_fast.ops import context_layer
+from lightcake_fast.scores import BUILT_IN
 
 BFLOAT16 = "lightcake bfloat16"
 BLOCKS = 32  # of a block-diagonal R-GCN: at width 256 its matrices are 8 by 8
@@ -194,7 +195,7 @@ class _PlainGather(torch.autograd.Function):
 
 
 # This package's layer by the name of its row: DistMult has the plain one.
-SCORE_OF = {"lightcake" if score == "distmult" else f"lightcake {score}": score for score in FUSED_SCORES}
+SCORE_OF = {"lightcake" if score == "distmult" else f"lightcake {score}": score for score in BUILT_IN}
 
 
 def fused_builder(score: str) -> Callable[[LayerInput], LayerStep]:

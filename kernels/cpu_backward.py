@@ -1,4 +1,4 @@
-"""Backward of the context layer in Numba: row products, relation pass, entity pass and sum of parts.
+"""Backward of the context layer in Numba: row products, relation pass and entity pass.
 
 Everything d-wide is computed again; from the forward come the scores, the log-sum-exps and the new rows.
 Source: docs/op.md, "The gradient of one layer".
@@ -10,18 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightcake_fast.kernels.cpu_compiler import (
-    ANY_SCORE,
-    LINE,
-    LONG_ROW,
-    Pass,
-    light_pass,
-    next_task,
-    prefetch,
-    vectorized_pass,
-)
+from lightcake_fast.kernels.cpu_blocks import NumbaBlock
+from lightcake_fast.kernels.cpu_compiler import LINE, LONG_ROW, Pass, next_task, prefetch
 from lightcake_fast.kernels.cpu_math import exp
-from lightcake_fast.kernels.cpu_scores import grad_h, grad_r, grad_t, phi_ent, phi_rel, slope
+from lightcake_fast.kernels.cpu_merge import sum_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
 
 ROWS = 64  # rows of a task of the row products
@@ -29,12 +21,10 @@ LINK = 4  # numbers that a context triple hands from the relation pass to the en
 
 
 @Pass
-def product_pass(score: str, width: int, digest: int) -> Any:
+def row_dot_pass(width: int) -> Any:
     """D = <g, x' - x> of each row: the part of dL/ds that all triples of a row share."""
 
-    def run(g, new, old, product, tasks, counter):
-        vectorized_pass()
-        assert digest
+    def run(g, new, old, row_dot, tasks, counter):
         d = width if width > 0 else g.shape[1]
         zero = g.dtype.type(0)
         n = next_task(counter)
@@ -43,35 +33,35 @@ def product_pass(score: str, width: int, digest: int) -> Any:
                 total = zero
                 for k in range(d):
                     total += g[row, k] * (new[row, k] - old[row, k])
-                product[row] = total
+                row_dot[row] = total
             n = next_task(counter)
 
     return run
 
 
 @Pass
-def relation_pass(score: str, width: int, digest: int) -> Any:
+def relation_pass(width: int, block: NumbaBlock) -> Any:
     """dL/ds of each raw triple and its inverse, and each chunk's share of dL/dr of both.
 
     With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). ``link`` has
     four numbers a context triple, in relation order, each triple's before its inverse's: first X and Y, then
     for the entity pass slope, beta and alpha. Rows moved a raw triple: e_h, e_t, g_h, g_t.
     """
+    phi_ent, phi_rel, slope, grad_r = block.phi_ent, block.phi_rel, block.slope, block.grad_r
+    at, add, plus, dot, columns = block.at, block.add, block.plus, block.dot, block.columns
 
     def run(
         x, y, g, q, head, tail, chunk, chunk_row,
-        s, lse_x, lse_y, product_x, product_y, link, part, tasks, counter,
+        s, lse_x, lse_y, row_dot_x, row_dot_y, link, part, tasks, counter,
     ):  # fmt: skip
-        vectorized_pass()
-        assert digest
         d = width if width > 0 else x.shape[1]
         zero = x.dtype.type(0)
         block = 16 if d <= 128 else 8  # their rows stay in the first cache
-        short = d * x.itemsize < LONG_ROW
+        short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
         p = next_task(counter)
         while p < tasks:
             row = chunk_row[p]
-            back, p_back = row + y.shape[0] // 2, p + tasks
+            back, p_back = row + num_relations, p + tasks
             start, end = chunk[p], chunk[p + 1]
             for k in range(d):
                 part[p, k] = zero
@@ -92,31 +82,31 @@ def relation_pass(score: str, width: int, digest: int) -> Any:
                                 prefetch(g, tail[e], k)
                     ent_a0, rel_a0, ent_b0, rel_b0 = zero, zero, zero, zero
                     ent_a1, rel_a1, ent_b1, rel_b1 = zero, zero, zero, zero
-                    for k in range(d):
-                        r, r_back, q_r, q_back = y[row, k], y[back, k], q[row, k], q[back, k]
-                        h, t = x[i0, k], x[j0, k]
-                        ent_a0 += phi_ent(score, r, t) * g[i0, k]
-                        rel_a0 += phi_rel(score, h, t) * q_r
-                        ent_b0 += phi_ent(score, r_back, h) * g[j0, k]
-                        rel_b0 += phi_rel(score, t, h) * q_back
-                        h, t = x[i1, k], x[j1, k]
-                        ent_a1 += phi_ent(score, r, t) * g[i1, k]
-                        rel_a1 += phi_rel(score, h, t) * q_r
-                        ent_b1 += phi_ent(score, r_back, h) * g[j1, k]
-                        rel_b1 += phi_rel(score, t, h) * q_back
+                    for k in range(d // columns):
+                        r, r_back, q_r, q_back = at(y, row, k), at(y, back, k), at(q, row, k), at(q, back, k)
+                        h, t = at(x, i0, k), at(x, j0, k)
+                        ent_a0 += dot(phi_ent(r, t), at(g, i0, k))
+                        rel_a0 += dot(phi_rel(h, t), q_r)
+                        ent_b0 += dot(phi_ent(r_back, h), at(g, j0, k))
+                        rel_b0 += dot(phi_rel(t, h), q_back)
+                        h, t = at(x, i1, k), at(x, j1, k)
+                        ent_a1 += dot(phi_ent(r, t), at(g, i1, k))
+                        rel_a1 += dot(phi_rel(h, t), q_r)
+                        ent_b1 += dot(phi_ent(r_back, h), at(g, j1, k))
+                        rel_b1 += dot(phi_rel(t, h), q_back)
                     l0, l1 = 8 * e0, 8 * e1
                     link[l0], link[l0 + 1], link[l0 + 4], link[l0 + 5] = ent_a0, rel_a0, ent_b0, rel_b0
                     link[l1], link[l1 + 1], link[l1 + 4], link[l1 + 5] = ent_a1, rel_a1, ent_b1, rel_b1
                 for e in range(first, last):
-                    place, i, psi = 8 * e, head[e], s[2 * e]
+                    n, i, psi = 8 * e, head[e], s[2 * e]
                     alpha, beta = exp(psi - lse_x[i]), exp(psi - lse_y[row])
-                    delta = alpha * (link[place] - product_x[i]) + beta * (link[place + 1] - product_y[row])
-                    link[place], link[place + 1], link[place + 2] = slope(score, delta, psi), beta, alpha
+                    delta = alpha * (link[n] - row_dot_x[i]) + beta * (link[n + 1] - row_dot_y[row])
+                    link[n], link[n + 1], link[n + 2] = slope(delta, psi), beta, alpha
                 for e in range(first, last):
-                    place, i, psi = 8 * e + 4, tail[e], s[2 * e + 1]
+                    n, i, psi = 8 * e + 4, tail[e], s[2 * e + 1]
                     alpha, beta = exp(psi - lse_x[i]), exp(psi - lse_y[back])
-                    delta = alpha * (link[place] - product_x[i]) + beta * (link[place + 1] - product_y[back])
-                    link[place], link[place + 1], link[place + 2] = slope(score, delta, psi), beta, alpha
+                    delta = alpha * (link[n] - row_dot_x[i]) + beta * (link[n + 1] - row_dot_y[back])
+                    link[n], link[n + 1], link[n + 2] = slope(delta, psi), beta, alpha
                 for e0 in range(first, last, 2):
                     e1 = min(e0 + 1, last - 1)
                     i0, i1, j0, j1, l0, l1 = head[e0], head[e1], tail[e0], tail[e1], 8 * e0, 8 * e1
@@ -124,14 +114,14 @@ def relation_pass(score: str, width: int, digest: int) -> Any:
                     a1, alpha_a1, b1, alpha_b1 = link[l1], link[l1 + 2], link[l1 + 4], link[l1 + 6]
                     if e0 + 1 >= last:
                         a1, b1, alpha_a1, alpha_b1 = zero, zero, zero, zero
-                    for k in range(d):
-                        r, r_back = y[row, k], y[back, k]
-                        h0, t0, h1, t1 = x[i0, k], x[j0, k], x[i1, k], x[j1, k]
-                        part[p, k] += grad_r(score, a0, alpha_a0, g[i0, k], h0, r, t0) + grad_r(
-                            score, a1, alpha_a1, g[i1, k], h1, r, t1
-                        )
-                        part[p_back, k] += grad_r(score, b0, alpha_b0, g[j0, k], t0, r_back, h0) + grad_r(
-                            score, b1, alpha_b1, g[j1, k], t1, r_back, h1
+                    for k in range(d // columns):
+                        r, r_back = at(y, row, k), at(y, back, k)
+                        h0, t0, h1, t1 = at(x, i0, k), at(x, j0, k), at(x, i1, k), at(x, j1, k)
+                        first_a = grad_r(a0, alpha_a0, at(g, i0, k), h0, r, t0)
+                        first_b = grad_r(b0, alpha_b0, at(g, j0, k), t0, r_back, h0)
+                        add(part, p, k, plus(first_a, grad_r(a1, alpha_a1, at(g, i1, k), h1, r, t1)))
+                        add(
+                            part, p_back, k, plus(first_b, grad_r(b1, alpha_b1, at(g, j1, k), t1, r_back, h1))
                         )
             p = next_task(counter)
 
@@ -139,30 +129,30 @@ def relation_pass(score: str, width: int, digest: int) -> Any:
 
 
 @Pass
-def entity_pass(score: str, width: int, digest: int) -> Any:
+def entity_pass(width: int, block: NumbaBlock) -> Any:
     """dL/dh: each context triple as its head's, its inverse as its tail's, in one sweep.
 
     Rows moved a context triple: e_t, g_t; a row's own e_h, g_h and result beside them.
     """
+    grad_h, grad_t, columns = block.grad_h, block.grad_t, block.columns
+    at, add, plus = block.at, block.add, block.plus
 
     def run(
-        x, y, g, q, relation, tail, place, chunk, chunk_row, chunk_slot, task, link, out, part, tasks, counter
+        x, y, g, q, relation, tail, record, chunk, chunk_row, chunk_slot, task, link,
+        out, part, tasks, counter,
     ):  # fmt: skip
-        vectorized_pass()
-        assert digest
         d = width if width > 0 else x.shape[1]
         zero = x.dtype.type(0)
-        half = y.shape[0] // 2
-        short = d * x.itemsize < LONG_ROW
-        near = np.empty((LONGEST_TASK, 5), x.dtype)
+        short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
+        handed = np.empty((LONGEST_TASK, 5), x.dtype)
         n = next_task(counter)
         while n < tasks:
             base, last = chunk[task[n]], chunk[task[n + 1]]
             # the cache misses of all links at once, not one by one between the rows
             for e in range(base, last):
-                own, other, m = 4 * place[e], 4 * (place[e] ^ 1), e - base
-                near[m, 0], near[m, 1] = link[own], link[own + 1]
-                near[m, 2], near[m, 3], near[m, 4] = link[other], link[other + 1], link[other + 2]
+                own, inverse, m = LINK * record[e], LINK * (record[e] ^ 1), e - base
+                handed[m, 0], handed[m, 1] = link[own], link[own + 1]
+                handed[m, 2], handed[m, 3], handed[m, 4] = link[inverse], link[inverse + 1], link[inverse + 2]
             for p in range(task[n], task[n + 1]):
                 row, slot = chunk_row[p], chunk_slot[p]
                 target, to = (out, row) if slot < 0 else (part, slot)
@@ -170,40 +160,19 @@ def entity_pass(score: str, width: int, digest: int) -> Any:
                     target[to, k] = g[row, k] if slot < 0 else zero
                 for e in range(chunk[p], chunk[p + 1]):
                     r, t, m = relation[e], tail[e], e - base
-                    back = r + half if r < half else r - half
+                    back = r + num_relations if r < num_relations else r - num_relations
                     if short:
                         soon = tail[min(e + 4, last - 1)]
                         for k in range(0, d, LINE):
                             prefetch(x, soon, k)
                             prefetch(g, soon, k)
-                    a, beta_a, b, beta_b, alpha_b = near[m, 0], near[m, 1], near[m, 2], near[m, 3], near[m, 4]
-                    for k in range(d):
-                        target[to, k] += grad_h(
-                            score, a, beta_a, q[r, k], x[row, k], y[r, k], x[t, k]
-                        ) + grad_t(
-                            score, b, alpha_b, g[t, k], beta_b, q[back, k], x[t, k], y[back, k], x[row, k]
-                        )
-            n = next_task(counter)
-
-    return run
-
-
-@light_pass
-def sum_pass(score: str, width: int, digest: int) -> Any:
-    """The gradient of rows cut into chunks: their own plus their parts, in the order of the chunks."""
-
-    def run(gradient, row_of, bounds, part, out, tasks, counter):
-        vectorized_pass()
-        assert digest
-        d = width if width > 0 else gradient.shape[1]
-        n = next_task(counter)
-        while n < tasks:
-            row = row_of[n]
-            for k in range(d):
-                out[row, k] = gradient[row, k]
-            for p in range(bounds[n], bounds[n + 1]):
-                for k in range(d):
-                    out[row, k] += part[p, k]
+                    a, beta_a = handed[m, 0], handed[m, 1]
+                    b, beta_b, alpha_b = handed[m, 2], handed[m, 3], handed[m, 4]
+                    for k in range(d // columns):
+                        e_h, e_t, e_r, e_back = at(x, row, k), at(x, t, k), at(y, r, k), at(y, back, k)
+                        as_head = grad_h(a, beta_a, at(q, r, k), e_h, e_r, e_t)
+                        as_tail = grad_t(b, alpha_b, at(g, t, k), beta_b, at(q, back, k), e_t, e_back, e_h)
+                        add(target, to, k, plus(as_head, as_tail))
             n = next_task(counter)
 
     return run
@@ -227,25 +196,24 @@ def backward(
     A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
-    product_x, product_y = x.new_empty(len(x)), x.new_empty(len(y))
-    product_pass(ANY_SCORE, width, -(-len(x) // ROWS), g, new_x, x, product_x)
-    product_pass(ANY_SCORE, width, -(-len(y) // ROWS), q, new_y, y, product_y)
+    row_dot_x, row_dot_y = x.new_empty(len(x)), x.new_empty(len(y))
+    row_dot_pass(width, -(-len(x) // ROWS), g, new_x, x, row_dot_x)
+    row_dot_pass(width, -(-len(y) // ROWS), q, new_y, y, row_dot_y)
 
     link, part, grad_y = x.new_empty(len(s) * LINK), x.new_empty(2 * chunks, width), torch.empty_like(y)
     relation_pass(
-        score, width, chunks,
-        x, y, g, q, plan.head, plan.tail,
-        plan.relation_chunk, plan.relation_chunk_row,
-        s, lse_x, lse_y, product_x, product_y, link, part,
+        width, chunks,
+        x, y, g, q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
+        s, lse_x, lse_y, row_dot_x, row_dot_y, link, part, score=score,
     )  # fmt: skip
-    sum_pass(ANY_SCORE, width, len(y), q, plan.relation_row, plan.relation_part, part, grad_y)
+    sum_pass(width, len(y), grad_y, q, plan.relation_row, plan.relation_part, part)
 
     grad_x, part = torch.empty_like(x), x.new_empty(slots, width)
     entity_pass(
-        score, width, len(plan.entity_task) - 1,
+        width, len(plan.entity_task) - 1,
         x, y, g, q, plan.context_relation, plan.context_tail, plan.context_record,
         plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task,
-        link, grad_x, part,
+        link, grad_x, part, score=score,
     )  # fmt: skip
-    sum_pass(ANY_SCORE, width, len(plan.cut_row), g, plan.cut_row, plan.cut_slot, part, grad_x)
+    sum_pass(width, len(plan.cut_row), grad_x, g, plan.cut_row, plan.cut_slot, part)
     return grad_x, grad_y

@@ -19,25 +19,21 @@ from numba.core import cgutils, event
 from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
-# Sums may be reordered and multiplies fused; infinities and NaN keep their meaning (masks score -inf).
-FAST: dict[str, Any] = {
-    "fastmath": {"reassoc", "contract", "arcp", "nsz", "afn"},
-    "error_model": "numpy",
-    "boundscheck": False,
-}
+from lightcake_fast.kernels.cpu_blocks import NumbaBlock
+from lightcake_fast.kernels.cpu_math import FAST
+
 FIXED_WIDTHS = (32, 64, 128, 256, 512)  # compiled as constants; the other widths share one compilation
 LINE = 16  # columns between two prefetches: a cache line of float32
 LONG_ROW = 1024  # bytes: such rows the processor fetches ahead by itself, and asking for them costs time
-ANY_SCORE = ""  # for passes that do not depend on the score
 
 
 class Pass:
     """One sweep over the graph, compiled per score, width and dtype, run by several threads.
 
-    ``make(score, width, digest)`` returns the Python function to compile; width 0 means that it is read
-    from the arrays. The function's last argument is a counter from which its threads draw tasks, so a
-    slow or disturbed core takes fewer. Each task writes rows of its own: the result does not depend on
-    who takes which.
+    ``make(width)``, or ``make(width, block)`` for a pass that depends on the score, returns the Python
+    function to compile; width 0 means that it is read from the arrays, ``block`` is the score's in Numba's
+    form. The function's last argument is a counter from which its threads draw tasks, so a slow or disturbed
+    core takes fewer. Each task writes rows of its own: the result does not depend on who takes which.
 
     Threads of our own rather than Numba's: its pools spin beside PyTorch's, die in a fork or refuse
     concurrent callers, and a parallel region compiles several times slower.
@@ -48,17 +44,19 @@ class Pass:
             takes longer than doing it.
     """
 
-    def __init__(self, make: Callable[[str, int, int], Callable[..., None]], tasks_a_helper: int = 1) -> None:
+    def __init__(self, make: Callable[..., Callable[..., None]], tasks_a_helper: int = 1) -> None:
         self._make, self._tasks_a_helper = make, tasks_a_helper
-        self._compiled: dict[tuple[str, int, torch.dtype], Any] = {}
+        self._compiled: dict[tuple[str | None, int, torch.dtype], Any] = {}
 
-    def __call__(self, score: str, width: int, tasks: int, rows: torch.Tensor, *arguments: Any) -> None:
+    def __call__(
+        self, width: int, tasks: int, rows: torch.Tensor, *arguments: Any, score: str | None = None
+    ) -> None:
         """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads; tensors pass as arrays."""
         arrays = [a.numpy() if isinstance(a, torch.Tensor) else a for a in (rows, *arguments)]
         arrays += [tasks, np.zeros(1, np.int64)]
         key = score, width if width in FIXED_WIDTHS else 0, rows.dtype
         if key not in self._compiled:
-            self._compiled[key] = self._compile(key[0], key[1], arrays)
+            self._compiled[key] = self._compile(score, key[1], arrays)
         run = functools.partial(self._compiled[key], *arrays)
         helpers = min(torch.get_num_threads() - 1, (tasks - 1) // self._tasks_a_helper)
         futures: list[Future[None]] = []
@@ -72,22 +70,35 @@ class Pass:
         for future in futures:
             future.result()
 
-    def _compile(self, score: str, width: int, arrays: list[Any]) -> Any:
-        function = numba.njit(nogil=True, **FAST)(self._make(score, width, _sources_digest()))
-        try:
-            function._cache = _Cache(function.py_func)
-        except RuntimeError:
-            _say_not_kept("no folder for them can be written to")
+    def _compile(self, score: str | None, width: int, arrays: list[Any]) -> Any:
+        blocks = [] if score is None else [NumbaBlock.of(score, width)]
+        made = self._make(width, *blocks)
+        # names the files and the machine code: two compilations of a pass must not be one symbol
+        made.__qualname__ = "_".join([self._make.__name__, *(b.name for b in blocks), str(width)])
+        function = numba.njit(nogil=True, **FAST)(made)
+        digests = [_sources_digest(), *(b.digest for b in blocks)]
+        if None not in digests:
+            try:
+                function._cache = _PassCache(made, (made.__qualname__, *digests))
+            except RuntimeError:
+                _say_not_kept("no folder for them can be written to")
         with event.install_listener("numba:compile", _notice):
             function.compile(tuple(numba.typeof(a) for a in arrays))
         return function
 
 
-light_pass = functools.partial(Pass, tasks_a_helper=128)  # for passes whose task is a row
+class _PassCache(FunctionCache):  # type: ignore[misc]
+    """Numba's disk cache, without which a pass still runs, with a key that says what a pass is made from.
 
+    Numba's own key pickles the closure, which never comes out the same twice where it holds functions.
+    """
 
-class _Cache(FunctionCache):  # type: ignore[misc]
-    """Numba's disk cache, without which a pass still runs."""
+    def __init__(self, function: Callable[..., None], key: tuple[Any, ...]) -> None:
+        super().__init__(function)
+        self._key = key
+
+    def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
+        return signature, codegen.magic_tuple(), self._key
 
     def save_overload(self, signature: Any, data: Any) -> None:
         """Keep a compiled pass, if there is room for it."""
@@ -95,6 +106,9 @@ class _Cache(FunctionCache):  # type: ignore[misc]
             super().save_overload(signature, data)
         except OSError as error:
             _say_not_kept(str(error))
+
+
+light_pass = functools.partial(Pass, tasks_a_helper=128)  # for passes whose task is a row
 
 
 @functools.cache
@@ -141,40 +155,34 @@ def _flushes_denormals() -> bool:
 
 
 @functools.cache
-def _sources_digest() -> int:
-    """A number that changes with any kernel source: part of each pass's closure, so of its cache key."""
+def _sources_digest() -> str:
+    """Changes with any file of the kernels: a pass may have anything of theirs compiled into it."""
     digest = hashlib.sha256()
-    here = Path(__file__).parent
-    for path in (*sorted(here.glob("cpu_*.py")), here / "plan.py"):  # whose LONGEST_TASK is compiled in
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
-    return int.from_bytes(digest.digest()[:7], "big")
+    return digest.hexdigest()
 
 
-@intrinsic
-def vectorized_pass(typing_context: Any) -> Any:
-    """Tell LLVM about the function that calls this what Numba cannot say.
+def _mark_as_pass(function: Any) -> None:
+    """Tell LLVM about a pass what Numba cannot say.
 
     No two of its arrays overlap, so that loops over many rows need no checks to be vectorized; and 512-bit
     vectors may be used: LLVM prefers 256 bits on the first AVX-512 chips, which costs these loops a quarter
     of their speed. The function stays out of line, since inlining it would lose the attributes.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        for argument in builder.function.args:
-            if isinstance(argument.type, ir.PointerType):
-                argument.add_attribute("noalias")
-        for attribute in ('"prefer-vector-width"="512"', "noinline"):
-            set.add(builder.function.attributes, attribute)  # llvmlite's own add() knows no string attribute
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    for argument in function.args:
+        if isinstance(argument.type, ir.PointerType):
+            argument.add_attribute("noalias")
+    for attribute in ('"prefer-vector-width"="512"', "noinline"):
+        set.add(function.attributes, attribute)  # llvmlite's own add() knows no string attribute
 
 
 @intrinsic
 def next_task(typing_context: Any, counter: Any) -> Any:
-    """Add one to ``counter[0]`` atomically and return what it was."""
+    """Add one to ``counter[0]`` atomically and return what it was: what every pass does, and nothing else."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        _mark_as_pass(builder.function)
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
         return builder.atomic_rmw("add", array.data, ir.IntType(64)(1), "monotonic")
 

@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightcake_fast.kernels.cpu_compiler import ANY_SCORE, Pass, next_task, vectorized_pass
+from lightcake_fast.kernels.cpu_compiler import Pass, next_task
+from lightcake_fast.kernels.cpu_merge import merge_pass, sum_pass
 from lightcake_fast.kernels.segment_plan import TASK, SegmentPlan
 
 
 @Pass
-def softmax_pass(score: str, width: int, digest: int) -> Any:
+def softmax_pass(width: int) -> Any:
     """The weighted sum over each segment, by a softmax whose weights are never stored."""
 
     def run(s, values, index, chunk, out, lse, part, part_top, part_total, tasks, counter):
-        vectorized_pass()
-        assert digest
         d = width if width > 0 else values.shape[1]
         real = values.dtype.type
         zero, low = real(0), real(-np.inf)
@@ -32,13 +31,14 @@ def softmax_pass(score: str, width: int, digest: int) -> Any:
         while n < tasks:
             for p in range(n * TASK, min((n + 1) * TASK, len(chunk))):
                 start, length, row, slot = chunk[p, 0], chunk[p, 1], chunk[p, 2], chunk[p, 3]
-                target, place = (out, row) if slot < 0 else (part, slot)
+                target, to = (out, row) if slot < 0 else (part, slot)
                 end, top, total = start + length, low, zero
                 for e in range(start, end):
                     top = max(top, s[e])
+                top = top if top > low else zero  # all left out, or none of them a number
                 for k in range(d):
-                    target[place, k] = zero
-                for e0 in range(start, end if top > low else start, 4):
+                    target[to, k] = zero
+                for e0 in range(start, end, 4):
                     # past the end the last entry is taken again, with weight zero
                     e1, e2, e3 = min(e0 + 1, end - 1), min(e0 + 2, end - 1), min(e0 + 3, end - 1)
                     i0, i1, i2, i3 = index[e0], index[e1], index[e2], index[e3]
@@ -48,67 +48,35 @@ def softmax_pass(score: str, width: int, digest: int) -> Any:
                     w3 = math.exp(s[e3] - top) if e0 + 3 < end else zero
                     total += w0 + w1 + w2 + w3
                     for k in range(d):
-                        target[place, k] += (
+                        target[to, k] += (
                             w0 * values[i0, k] + w1 * values[i1, k] + w2 * values[i2, k] + w3 * values[i3, k]
                         )
                 if slot >= 0:
                     part_top[slot], part_total[slot] = top, total
                 else:
-                    factor = real(1) / total if top > low else zero
+                    factor = real(1) / total if total != 0 else zero
                     for k in range(d):
                         out[row, k] *= factor
-                    lse[row] = top + math.log(total) if top > low else real(np.inf)
+                    lse[row] = top + math.log(total) if total != 0 else real(np.inf)
             n = next_task(counter)
 
     return run
 
 
 @Pass
-def merge_pass(score: str, width: int, digest: int) -> Any:
-    """Cut segments from their parts, in the order of the chunks."""
-
-    def run(cut_row, bounds, part, part_top, part_total, out, lse, tasks, counter):
-        vectorized_pass()
-        assert digest
-        d = width if width > 0 else out.shape[1]
-        real = out.dtype.type
-        zero, low = real(0), real(-np.inf)
-        n = next_task(counter)
-        while n < tasks:
-            row, first, last = cut_row[n], bounds[n], bounds[n + 1]
-            top, total = low, zero
-            for p in range(first, last):
-                top = max(top, part_top[p])
-            for p in range(first, last):
-                total += part_total[p] * math.exp(part_top[p] - top) if part_top[p] > low else zero
-            for k in range(d):
-                out[row, k] = zero
-            for p in range(first, last):
-                factor = math.exp(part_top[p] - top) / total if part_top[p] > low else zero
-                for k in range(d):
-                    out[row, k] += factor * part[p, k]
-            lse[row] = top + math.log(total) if top > low else real(np.inf)
-            n = next_task(counter)
-
-    return run
-
-
-@Pass
-def slope_pass(score: str, width: int, digest: int) -> Any:
+def slope_pass(width: int) -> Any:
     """Each entry's weight and ds: one dot product an entry."""
 
     def run(g, s, lse, out, values, index, chunk, w, slope, tasks, counter):
-        vectorized_pass()
-        assert digest
         d = width if width > 0 else values.shape[1]
         zero = values.dtype.type(0)
         n = next_task(counter)
         while n < tasks:
             for p in range(n * TASK, min((n + 1) * TASK, len(chunk))):
                 start, row = chunk[p, 0], chunk[p, 2]
-                end, product = start + chunk[p, 1], zero
+                end, row_dot = start + chunk[p, 1], zero
                 for k in range(d):
-                    product += g[row, k] * out[row, k]
+                    row_dot += g[row, k] * out[row, k]
                 for e0 in range(start, end, 4):
                     e1, e2, e3 = min(e0 + 1, end - 1), min(e0 + 2, end - 1), min(e0 + 3, end - 1)
                     i0, i1, i2, i3 = index[e0], index[e1], index[e2], index[e3]
@@ -120,20 +88,18 @@ def slope_pass(score: str, width: int, digest: int) -> Any:
                         x3 += g[row, k] * values[i3, k]
                     w[e0], w[e1] = math.exp(s[e0] - lse[row]), math.exp(s[e1] - lse[row])
                     w[e2], w[e3] = math.exp(s[e2] - lse[row]), math.exp(s[e3] - lse[row])
-                    slope[e0], slope[e1] = w[e0] * (x0 - product), w[e1] * (x1 - product)
-                    slope[e2], slope[e3] = w[e2] * (x2 - product), w[e3] * (x3 - product)
+                    slope[e0], slope[e1] = w[e0] * (x0 - row_dot), w[e1] * (x1 - row_dot)
+                    slope[e2], slope[e3] = w[e2] * (x2 - row_dot), w[e3] * (x3 - row_dot)
             n = next_task(counter)
 
     return run
 
 
 @Pass
-def gather_pass(score: str, width: int, digest: int) -> Any:
+def gather_pass(width: int) -> Any:
     """The gradient dv of each row, over the entries that gather it."""
 
     def run(g, w, entry, segment, chunk, out, part, tasks, counter):
-        vectorized_pass()
-        assert digest
         d = width if width > 0 else g.shape[1]
         zero = g.dtype.type(0)
         n = next_task(counter)
@@ -141,9 +107,9 @@ def gather_pass(score: str, width: int, digest: int) -> Any:
             for p in range(n * TASK, min((n + 1) * TASK, len(chunk))):
                 start, row, slot = chunk[p, 0], chunk[p, 2], chunk[p, 3]
                 end = start + chunk[p, 1]
-                target, place = (out, row) if slot < 0 else (part, slot)
+                target, to = (out, row) if slot < 0 else (part, slot)
                 for k in range(d):
-                    target[place, k] = zero
+                    target[to, k] = zero
                 for e0 in range(start, end, 4):
                     e1, e2, e3 = min(e0 + 1, end - 1), min(e0 + 2, end - 1), min(e0 + 3, end - 1)
                     m0, m1, m2, m3 = segment[e0], segment[e1], segment[e2], segment[e3]
@@ -152,28 +118,7 @@ def gather_pass(score: str, width: int, digest: int) -> Any:
                     w2 = w[entry[e2]] if e0 + 2 < end else zero
                     w3 = w[entry[e3]] if e0 + 3 < end else zero
                     for k in range(d):
-                        target[place, k] += w0 * g[m0, k] + w1 * g[m1, k] + w2 * g[m2, k] + w3 * g[m3, k]
-            n = next_task(counter)
-
-    return run
-
-
-@Pass
-def sum_pass(score: str, width: int, digest: int) -> Any:
-    """The gradient dv of cut rows from their parts, in the order of the chunks."""
-
-    def run(cut_row, bounds, part, out, tasks, counter):
-        vectorized_pass()
-        assert digest
-        d = width if width > 0 else out.shape[1]
-        n = next_task(counter)
-        while n < tasks:
-            row = cut_row[n]
-            for k in range(d):
-                out[row, k] = out.dtype.type(0)
-            for p in range(bounds[n], bounds[n + 1]):
-                for k in range(d):
-                    out[row, k] += part[p, k]
+                        target[to, k] += w0 * g[m0, k] + w1 * g[m1, k] + w2 * g[m2, k] + w3 * g[m3, k]
             n = next_task(counter)
 
     return run
@@ -187,10 +132,9 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
     width, chunks = values.shape[1], len(plan.chunk)
     out, lse = values.new_empty(num_segments, width), values.new_empty(num_segments)
     part, top, total = (values.new_empty(len(plan.part_row), *shape) for shape in ((width,), (), ()))
-    softmax_pass(
-        ANY_SCORE, width, -(-chunks // TASK), s, values, plan.index, plan.chunk, out, lse, part, top, total
-    )
-    merge_pass(ANY_SCORE, width, len(plan.cut_row), plan.cut_row, plan.cut_part, part, top, total, out, lse)
+    softmax_pass(width, -(-chunks // TASK), s, values, plan.index, plan.chunk, out, lse, part, top, total)
+    own = out.new_empty(0, width)
+    merge_pass(width, len(plan.cut_row), out, own, plan.cut_row, plan.cut_part, part, top, total, lse)
     return out, lse
 
 
@@ -200,14 +144,12 @@ def backward(
     """The gradients ds [E] from the sums alone, dv [N, d] and the weights [E]."""
     width, chunks, index_chunks = values.shape[1], len(plan.chunk), len(plan.index_chunk)
     w, slope, grad_values = torch.empty_like(s), torch.empty_like(s), torch.empty_like(values)
-    slope_pass(ANY_SCORE, width, -(-chunks // TASK), g, s, lse, out, values, plan.index, plan.chunk, w, slope)
+    slope_pass(width, -(-chunks // TASK), g, s, lse, out, values, plan.index, plan.chunk, w, slope)
     part = values.new_empty(len(plan.index_part_row), width)
     gather_pass(
-        ANY_SCORE, width, -(-index_chunks // TASK),
+        width, -(-index_chunks // TASK),
         g, w, plan.entry, plan.entry_segment, plan.index_chunk, grad_values, part,
     )  # fmt: skip
-    sum_pass(
-        ANY_SCORE, width, len(plan.index_cut_row),
-        plan.index_cut_row, plan.index_cut_part, part, grad_values,
-    )  # fmt: skip
+    own = values.new_empty(0, width)
+    sum_pass(width, len(plan.index_cut_row), grad_values, own, plan.index_cut_row, plan.index_cut_part, part)
     return slope, grad_values, w

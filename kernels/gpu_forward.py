@@ -261,6 +261,13 @@ def _results(rows: Tensor, written: bool) -> tuple[Tensor, Tensor, Tensor]:
     return new, lse, sums
 
 
+def scores_as_given(s: Tensor, plan: GpuPlan) -> Tensor:
+    """The scores [E] that ``forward`` returned, of the triples in the order given, then of their inverses."""
+    given = torch.empty_like(s)
+    given[plan.triple], given[plan.triple + len(plan.triple)] = s[plan.raw[:, 2]], s[plan.raw[:, 3]]
+    return given
+
+
 def run_relation_pass(
     x: Tensor, y: Tensor, plan: GpuPlan, mask: Tensor | None, s: Tensor, part: Parts, score: str, sums: bool
 ) -> None:

@@ -36,6 +36,8 @@ together, as the Triton passes do:
 Source: LightCAKE, arXiv 2102.10826, equations 1-6; docs/op.md, "The gradient of one layer".
 """
 
+from typing import Any
+
 
 class DistMult:
     """psi = sum_k h_k r_k t_k, phi_ent = r * t, phi_rel = h * t."""
@@ -178,4 +180,4 @@ class ComplEx:
         )
 
 
-SCORES = {"distmult": DistMult, "transe": TransE, "complex": ComplEx}
+SCORES: dict[str, Any] = {"distmult": DistMult, "transe": TransE, "complex": ComplEx}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lightcake_fast.inference import TrainedModel, load
     from lightcake_fast.models import LightCAKE
     from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
+    from lightcake_fast.scores import Score, register_score
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
     from lightcake_fast.train import train
 
@@ -26,12 +27,14 @@ _PUBLIC = {
     "ContextGraph": "lightcake_fast.graph",
     "KnowledgeGraph": "lightcake_fast.data",
     "LightCAKE": "lightcake_fast.models",
+    "Score": "lightcake_fast.scores",
     "Segments": "lightcake_fast.segments",
     "TrainedModel": "lightcake_fast.inference",
     "context_layer": "lightcake_fast.ops",
     "context_weights": "lightcake_fast.ops",
     "load": "lightcake_fast.inference",
     "load_dataset": "lightcake_fast.data",
+    "register_score": "lightcake_fast.scores",
     "segment_softmax_aggregate": "lightcake_fast.segments",
     "train": "lightcake_fast.train",
     "tune_context_layer": "lightcake_fast.ops",
@@ -40,6 +43,7 @@ __all__ = [
     "ContextGraph",
     "KnowledgeGraph",
     "LightCAKE",
+    "Score",
     "Segments",
     "TrainedModel",
     "__version__",
@@ -47,6 +51,7 @@ __all__ = [
     "context_weights",
     "load",
     "load_dataset",
+    "register_score",
     "segment_softmax_aggregate",
     "train",
     "tune_context_layer",

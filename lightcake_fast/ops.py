@@ -12,12 +12,11 @@ from torch.autograd import forward_ad
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.plan import GpuPlan, Plan
 from lightcake_fast.reference import layer as reference
-from lightcake_fast.reference.scores import SCORES as SCORES
+from lightcake_fast.scores import fused, score_named
 
 if TYPE_CHECKING:
     from lightcake_fast.graph import ContextGraph
 
-FUSED_SCORES = ("distmult", "transe")  # those of the fused back ends; the reference takes all of SCORES
 CONTEXTS = ("both", "entity", "relation")
 BACKENDS = ("auto", "triton", "numba", "reference")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -46,8 +45,8 @@ def context_layer(
         entities: shape (N, d); float32 or float64, or a 16-bit type, whose sums are float32.
         relations: shape (2R, d), same type; row r + R is the inverse of relation r.
         graph: the context, on the same device.
-        score: "distmult" or "transe": psi, whose softmax weighs the triples; or a score of your own in
-            ``reference.scores.SCORES``, which only the reference computes.
+        score: psi, whose softmax weighs the triples: "distmult", "transe", "complex" (d even: halves are real
+            and imaginary parts), or one of your own (``register_score``).
         context: "both", or only "entity" or "relation": then the other table comes back with its values
             unchanged.
         mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
@@ -117,15 +116,14 @@ def context_weights(
             return alpha.to(entities.dtype), beta.to(entities.dtype)
         _, _, s, lse_x, lse_y, *_ = _fused(entities, relations, graph, score, "both", mask, backend)
         heads, relation_ids, _ = graph.context_triples
-        plan: Plan | GpuPlan
-        if backend == "triton":  # its scores are in head order
-            plan = graph.gpu_plan
-            forward, inverse = s[plan.raw[:, 2]], s[plan.raw[:, 3]]
+        if backend == "triton":
+            from lightcake_fast.kernels import gpu_forward
+
+            given = gpu_forward.scores_as_given(s, graph.gpu_plan)
         else:
-            plan = graph.plan
-            forward, inverse = s[0::2], s[1::2]
-        given = torch.empty_like(s)
-        given[plan.triple], given[plan.triple + graph.num_triples] = forward, inverse
+            from lightcake_fast.kernels import cpu_forward
+
+            given = cpu_forward.scores_as_given(s, graph.plan)
         alpha = (given - lse_x.index_select(0, heads)).exp()
         beta = (given - lse_y.index_select(0, relation_ids)).exp()
         return alpha.to(entities.dtype), beta.to(entities.dtype)
@@ -143,7 +141,7 @@ def tune_context_layer(
         graph: the context to measure on, on a GPU.
         dim: d, the width of the rows.
         dtype: their type.
-        score: "distmult" or "transe".
+        score: as in ``context_layer``, of those that the fused back ends have.
 
     Returns:
         Milliseconds of a layer, forward and backward, by kernel and by numbers of a row in each lane.
@@ -151,8 +149,8 @@ def tune_context_layer(
     Raises:
         ValueError: if an argument is wrong, or Triton cannot run here.
     """
-    if score not in FUSED_SCORES:
-        raise ValueError(f"score: got {score!r}, wanted one of {', '.join(FUSED_SCORES)}")
+    _check_width(score, "dim", dim)
+    _check_fused(score, "triton")
     if dim < 1:
         raise ValueError(f"dim: got {dim}, wanted at least 1")
     if not dtype.is_floating_point:
@@ -174,11 +172,7 @@ def _checked(
     backend: str,
 ) -> str:
     """Check the arguments of the public functions once; returns the back end that "auto" stands for."""
-    for name, value, known in (
-        ("score", score, tuple(SCORES)),
-        ("context", context, CONTEXTS),
-        ("backend", backend, BACKENDS),
-    ):
+    for name, value, known in (("context", context, CONTEXTS), ("backend", backend, BACKENDS)):
         if value not in known:
             raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
     for name, table, rows in (
@@ -201,11 +195,22 @@ def _checked(
     for name, tensor in (("relations", relations), ("graph", graph), ("mask", mask)):
         if tensor is not None and tensor.device != entities.device:
             raise ValueError(f"{name}: got device {tensor.device}, wanted the entities', {entities.device}")
-    if score not in FUSED_SCORES:
-        if backend not in ("auto", "reference"):
-            raise InputError(f"backend: got {backend!r}, wanted 'reference', which alone has score {score!r}")
+    _check_width(score, "entities", entities.shape[1])
+    if backend == "auto" and not fused(score):
         return "reference"
+    _check_fused(score, backend)
     return without_transforms(_runnable(backend, entities.device.type), backend, entities, relations)
+
+
+def _check_width(score: str, name: str, width: int) -> None:
+    columns = score_named(score).columns
+    if width % columns:
+        raise InputError(f"{name}: got width {width}, wanted a multiple of {columns} for score {score!r}")
+
+
+def _check_fused(score: str, backend: str) -> None:
+    if backend in ("numba", "triton") and not fused(score):
+        raise InputError(f"backend: got {backend!r}, wanted 'reference', which alone has score {score!r}")
 
 
 def _runnable(backend: str, device: str) -> str:
@@ -374,14 +379,18 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, y, plan, _, score, _, backend = inputs
+    ctx.set_materialize_grads(False)  # nobody asks for those of the scores and log-sum-exps
     ctx.save_for_backward(x, y, *output, *plan)
     ctx.outputs, ctx.score, ctx.backend = len(output), score, backend
 
 
-def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     x, y, *rest = ctx.saved_tensors
     outputs, plan = rest[: ctx.outputs], rest[ctx.outputs :]
-    g, q = gradients[0].contiguous(), gradients[1].contiguous()
+    g, q = (
+        torch.zeros_like(rows) if gradient is None else gradient.contiguous()
+        for rows, gradient in zip((x, y), gradients[:2], strict=True)
+    )
     grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, ctx.score, ctx.backend)
     return grad_x, grad_y, [None] * len(plan), None, None, None, None
 

@@ -254,16 +254,16 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     s, values, plan, _, with_weights, backend = inputs
+    ctx.set_materialize_grads(False)  # nobody asks for those of the log-sum-exps
     ctx.save_for_backward(s, values, output[0], output[1], *plan)
     ctx.with_weights, ctx.backend = with_weights, backend
 
 
-def _differentiate(ctx: Any, gradients: list[Tensor]) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     s, values, out, lse, *plan = ctx.saved_tensors
-    c = gradients[2] if ctx.with_weights else None
-    grad_s, grad_values = _aggregate_backward(
-        gradients[0].contiguous(), c, s, values, out, lse, plan, ctx.backend
-    )
+    g, _, c = gradients
+    g = torch.zeros_like(out) if g is None else g.contiguous()
+    grad_s, grad_values = _aggregate_backward(g, c, s, values, out, lse, plan, ctx.backend)
     return grad_s, grad_values, [None] * len(plan), None, None, None
 
 

@@ -12,6 +12,7 @@ from lightcake_fast import cli
 from lightcake_fast.data import KnowledgeGraph, load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.inference.result import TrainingResult
+from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console
 from lightcake_fast.training.config import add_flags, fields, read_settings, resumed
 from lightcake_fast.training.experiment import check
@@ -28,6 +29,7 @@ examples:
   python -m lightcake_fast.train                              the generated genealogy, under a minute
   python -m lightcake_fast.train --dataset nell995            the best settings known for a public data set
   python -m lightcake_fast.train --dataset my/folder --score transe --layers 1 --dim 128
+  python -m lightcake_fast.train --score mymodule:MINE        a score of your own (docs/architecture.md)
   python -m lightcake_fast.train --dataset ddb14 --preset paper --out runs/paper
   python -m lightcake_fast.train --dataset ddb14 --seeds 0,1,2    the metrics with their deviation
   python -m lightcake_fast.train --resume runs/paper          go on after a stop of any kind
@@ -148,6 +150,8 @@ def main(argv: Sequence[str]) -> int:
     """
     explicit = vars(make_parser().parse_args(argv))
     del explicit["debug"]  # taken up by `cli.run`
+    if named_by_module(explicit.get("score", "")):
+        import_score(explicit["score"])  # typed here: a file's is not imported
     file, seeds = explicit.pop("config"), explicit.pop("seeds")
     for flag, wrong in (("--config", file), ("--seeds", seeds)):
         if wrong is not None and "resume" in explicit:

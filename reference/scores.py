@@ -1,34 +1,58 @@
-"""Score functions in plain PyTorch, to be read beside the paper's equations."""
+"""Score functions in plain PyTorch: those of the kernels' blocks, made to be read beside the equations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightcake_fast.kernels.scores import SCORES as BLOCKS
+
 
 @dataclass(frozen=True)
 class Score:
-    """A score function and its two context functions, on rows of any shape [..., d].
+    """A score function and its two context functions, on rows of any shape (..., d).
+
+    Attributes:
+        psi: the score (...) of e_h, e_r, e_t.
+        phi_ent: what a triple adds to its head (..., d), of e_r, e_t.
+        phi_rel: what it adds to its relation (..., d), of e_h, e_t.
+        columns: of which d must be a multiple.
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6 and section 4.
     """
 
-    psi: Callable[[Tensor, Tensor, Tensor], Tensor]  # (e_h, e_r, e_t) -> [...]
-    phi_ent: Callable[[Tensor, Tensor], Tensor]  # (e_r, e_t) -> [..., d], what a triple adds to its head
-    phi_rel: Callable[[Tensor, Tensor], Tensor]  # (e_h, e_t) -> [..., d], what it adds to its relation
+    psi: Callable[[Tensor, Tensor, Tensor], Tensor]
+    phi_ent: Callable[[Tensor, Tensor], Tensor]
+    phi_rel: Callable[[Tensor, Tensor], Tensor]
+    columns: int = 1
 
 
-DISTMULT = Score(
-    psi=lambda e_h, e_r, e_t: (e_h * e_r * e_t).sum(-1),
-    phi_ent=lambda e_r, e_t: e_t * e_r,
-    phi_rel=lambda e_h, e_t: e_t * e_h,
-)
+def of_block(block: Any) -> Score:
+    """The score that a block of ``kernels.scores`` says, its gradients left to autograd."""
 
-TRANSE = Score(
-    psi=lambda e_h, e_r, e_t: -torch.linalg.vector_norm(e_t - e_r - e_h, dim=-1),
-    phi_ent=lambda e_r, e_t: e_t - e_r,
-    phi_rel=lambda e_h, e_t: e_t - e_h,
-)
+    def columns(row: Tensor) -> tuple[Tensor, ...]:
+        return row.chunk(block.columns, -1)
 
-SCORES = {"distmult": DISTMULT, "transe": TRANSE}
+    def psi(e_h: Tensor, e_r: Tensor, e_t: Tensor) -> Tensor:
+        terms: Tensor = block.psi_term(columns(e_h), columns(e_r), columns(e_t))
+        score: Tensor = block.psi(terms.sum(-1), square_root)
+        return score
+
+    def phi_ent(e_r: Tensor, e_t: Tensor) -> Tensor:
+        return torch.cat(block.phi_ent(columns(e_r), columns(e_t)), -1)
+
+    def phi_rel(e_h: Tensor, e_t: Tensor) -> Tensor:
+        return torch.cat(block.phi_rel(columns(e_h), columns(e_t)), -1)
+
+    return Score(psi, phi_ent, phi_rel, block.columns)
+
+
+def square_root(total: Tensor) -> Tensor:
+    """A square root whose gradient at zero is zero."""
+    zero = total == 0
+    return total.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+
+
+SCORES = {name: of_block(block) for name, block in BLOCKS.items()}

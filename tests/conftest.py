@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,20 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     assert run(folder, *EPOCHS) == 0
     return folder
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """What a test registers as a score is gone afterwards."""
+    from lightcake_fast.kernels import scores as blocks
+    from lightcake_fast.reference import scores as references
+
+    tables: list[dict[str, Any]] = [blocks.SCORES, references.SCORES]
+    before = [(table, dict(table)) for table in tables]
+    yield
+    for table, was in before:
+        table.clear()
+        table.update(was)
 
 
 def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

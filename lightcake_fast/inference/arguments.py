@@ -4,6 +4,7 @@ import argparse
 
 from lightcake_fast.inference.trained import TrainedModel, load
 from lightcake_fast.ops import BACKENDS
+from lightcake_fast.scores import import_score
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -19,6 +20,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False)
     )
     parser.add_argument("--data-dir", metavar="DIR", help="public data sets' folder (default: the run's)")
     parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default: the run's)")
+    parser.add_argument("--score", metavar="MODULE:NAME", help="the run's own score, whose code is run")
     parser.add_argument("--backend", choices=BACKENDS, help="kernels of the layers (default: the run's)")
 
 
@@ -26,8 +28,10 @@ def open_run(run: str, options: argparse.Namespace) -> TrainedModel:
     """Open a run folder with the options of `add_run_arguments`.
 
     Raises:
-        InputError: See `load`.
+        InputError: See `load` and `import_score`.
     """
+    if options.score is not None:
+        import_score(options.score)
     return load(
         run,
         dataset=options.dataset,

@@ -3,11 +3,13 @@
 import torch
 from torch import Generator, Tensor, nn
 
+from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.scorers import SCORERS
 from lightcake_fast.models.weights import check_at_least, check_choice
-from lightcake_fast.ops import CONTEXTS, FUSED_SCORES, SCORES, context_layer
+from lightcake_fast.ops import CONTEXTS, context_layer
+from lightcake_fast.scores import BUILT_IN, score_named
 
 
 class LightCAKE(RelationModel):
@@ -21,7 +23,7 @@ class LightCAKE(RelationModel):
         num_relations: R, raw relations; from one layer on, inverses have rows of their own.
         dim: d, the embedding width.
         layers: L, at least 0.
-        score: "distmult", "transe", or a score of your own (docs/architecture.md).
+        score: "distmult", "transe", "complex" (d even), or a score of your own (docs/architecture.md).
         context: "both", "entity" or "relation".
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
             nothing else is known by how frequent the relations are.
@@ -70,7 +72,9 @@ class LightCAKE(RelationModel):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         check_at_least(0, layers=layers)
-        check_choice("score", score, SCORES)
+        columns = score_named(score).columns
+        if dim % columns:
+            raise InputError(f"dim: got {dim}, wanted a multiple of {columns} for score {score!r}")
         check_choice("context", context, CONTEXTS)
         super().__init__(
             num_entities,
@@ -131,10 +135,10 @@ class LightCAKE(RelationModel):
         )
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        if self.score in FUSED_SCORES:
+        if self.score in BUILT_IN:
             return SCORERS[self.score](heads, relations, tails)
         # a score of the user's own, known triple by triple: holds a tensor of B x R x d
-        return SCORES[self.score].psi(heads[:, None], relations, tails[:, None])
+        return score_named(self.score).psi(heads[:, None], relations, tails[:, None])
 
 
 def _mixed(rows: Tensor, sums: Tensor, matrices: Tensor | None, number: int) -> Tensor:

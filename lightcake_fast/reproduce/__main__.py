@@ -27,6 +27,7 @@ from lightcake_fast.reproduce.paper import DATASETS
 from lightcake_fast.reproduce.runs import folder_of, run
 from lightcake_fast.reproduce.tables import Table, draw
 from lightcake_fast.reproduce.targets import BUILDERS, Finished, table_1
+from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.terminal import Console
 from lightcake_fast.training.config import PRESETS, add_flags
 from lightcake_fast.training.interrupt import Interrupt
@@ -65,7 +66,7 @@ def make_parser() -> cli.ArgumentParser:
     parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
     parser.add_argument("--preset", choices=PRESETS, default="best", help="(default: best)")
     parser.add_argument(
-        "--score", choices=("distmult", "transe"), default="distmult", help="of ablation, layers and options"
+        "--score", choices=BUILT_IN, default="distmult", help="of ablation, layers and options"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="S", help="(default: 0)")
     parser.add_argument("--quick", action="store_true", help="a small generated graph, few epochs")

@@ -6,7 +6,7 @@ import difflib
 import json
 import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
 from lightcake_fast.models import DECOMPOSITIONS, MODELS, PROFILES, takers
+from lightcake_fast.scores import BUILT_IN, SCORES, named_by_module
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -36,7 +37,8 @@ class Flag:
         help: Help text.
         group: One of `GROUPS`.
         metavar: Name of the value in the help.
-        choices: The values allowed; empty for no such limit.
+        choices: The values allowed, or a function that says them when it is asked; empty for no such limit.
+        by_module: Whether MODULE:NAME is allowed as well.
         at_least: Smallest value allowed.
         above: Value that must be exceeded.
         below: Value that must not be reached; every number has one.
@@ -47,17 +49,24 @@ class Flag:
     help: str
     group: str
     metavar: str | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
+    by_module: bool = False
     at_least: float | None = None
     above: float | None = None
     below: float = LARGEST
     on_resume: bool = False
     saved: bool = True
 
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The choices there are now."""
+        return self.choices() if callable(self.choices) else self.choices
+
     def accepts(self, value: Any) -> bool:
         """Whether a value of the right type is one of the choices and within the bounds."""
         if isinstance(value, str):
-            return not self.choices or value in self.choices
+            known = self.known
+            return not known or value in known or (self.by_module and named_by_module(value))
         return (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
@@ -67,7 +76,7 @@ class Flag:
     def wanted(self, kind: str, value: Any) -> str:
         """The values allowed, in words, after one that is not."""
         if self.choices:
-            return "one of " + ", ".join(self.choices)
+            return "one of " + ", ".join(self.known) + ", or MODULE:NAME" * self.by_module
         limits = ("of at least", self.at_least), ("above", self.above), ("below", self.below)
         bounds = [f"{word} {bound}" for word, bound in limits if bound is not None]
         if self.below == LARGEST and not (isinstance(value, int | float) and value >= LARGEST):
@@ -133,7 +142,13 @@ class TrainingConfig:
         choices=tuple(MODELS),
     )
     score: str = _flag(
-        "score function (default: distmult)", "model", "distmult", choices=("distmult", "transe")
+        f"score function: {', '.join(BUILT_IN)} (default: distmult), or one of your own, MODULE:NAME, whose "
+        "code is run",
+        "model",
+        "distmult",
+        metavar="SCORE",
+        choices=lambda: tuple(SCORES),
+        by_module=True,
     )
     context: str = _flag(
         "contexts that refine the embeddings (default: both)",
@@ -343,7 +358,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             groups[flag.group].add_argument(
                 name,
                 type=types[kind],
-                choices=flag.choices or None,
+                choices=None if flag.by_module else flag.known or None,
                 metavar=flag.metavar,
                 default=argparse.SUPPRESS,
                 help=text,
@@ -379,6 +394,8 @@ def resumed(saved: TrainingConfig, explicit: Mapping[str, Any]) -> TrainingConfi
         InputError: A flag was given that a run cannot change.
     """
     allowed = {field.name for field, flag, _ in fields() if flag.on_resume}
+    if named_by_module(saved.score) and explicit.get("score") == saved.score:  # typed to allow its code
+        explicit = {name: value for name, value in explicit.items() if name != "score"}
     refused = ["--" + name.replace("_", "-") for name in explicit if name not in allowed]
     if refused:
         may = ", ".join("--" + name.replace("_", "-") for name in sorted(allowed - {"resume"}))

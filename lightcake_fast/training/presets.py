@@ -132,7 +132,7 @@ def preset_settings(preset: str, dataset: str, model: str, score: str) -> Settin
     spec, key = MODELS[model], dataset_key(dataset) or ""
     if preset == "paper":
         return {**PAPER, **spec.overrides}
-    best = BEST.get((key, spec.nearest or score), OWN_FOLDER)
+    best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), OWN_FOLDER)
     own = BEST_TERMS.get((key, score), {} if key else TERMS) if model == "lightcake" else spec.overrides
     return {**best, **own}
 

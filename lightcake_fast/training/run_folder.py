@@ -344,6 +344,6 @@ def _readable(name: str) -> str:
 
 def _free_path(config: TrainingConfig, name: str) -> Path:
     """A folder under `runs/` that is not there yet."""
-    stem = f"{_readable(name)}-{config.title}-{time.strftime('%Y%m%d-%H%M%S')}"
+    stem = f"{_readable(f'{name}-{config.title}')}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in count(1))
     return next(path for path in candidates if not path.exists())

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward, cpu_math
-from lightcake_fast.kernels.cpu_compiler import FAST, FIXED_WIDTHS
+from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
+from lightcake_fast.kernels.cpu_math import FAST
 from lightcake_fast.ops import context_layer
+from lightcake_fast.scores import score_named
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, GRAPHS, SCORES, layer_inputs, layer_results, random_rows
 
@@ -25,7 +27,7 @@ DTYPES = (torch.float32, torch.float64)
 THREADS = (1, 2, 4)
 
 # a width of its own costs seconds of compilation for each score and type; the others share one
-COMPILED = {("distmult", 64, torch.float32), ("transe", 256, torch.float32)}
+COMPILED = {("distmult", 64, torch.float32), ("transe", 256, torch.float32), ("complex", 64, torch.float32)}
 CASES = [
     pytest.param(
         score,
@@ -36,6 +38,7 @@ CASES = [
     )
     for score in SCORES
     for width in WIDTHS
+    if width % score_named(score).columns == 0
     for dtype in DTYPES
 ]
 
@@ -242,10 +245,10 @@ print([table.tolist() for table in results.values()])
 def test_a_first_call_says_why_it_waits_and_adds_files_once(tmp_path: Path) -> None:
     code = """
 import torch
-from lightcake_fast.kernels.cpu_backward import product_pass
+from lightcake_fast.kernels.cpu_backward import row_dot_pass
 rows = torch.ones(3, 5)
 out = torch.zeros(3)
-product_pass("", 5, 1, rows, rows + 1, rows, out)
+row_dot_pass(5, 1, rows, rows + 1, rows, out)
 print(out.tolist())
 """
     runs, files = [], []

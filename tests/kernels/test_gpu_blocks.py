@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from lightcake_fast import ops
 from lightcake_fast.kernels import plan as kernels_plan
 from lightcake_fast.kernels import scores
-from lightcake_fast.reference.scores import Score
+from lightcake_fast.reference import scores as reference
 from tests.kernels.test_gpu_kernels import DEVICE, check, lanes
 from tests.support.layer_cases import layer_inputs
 
@@ -27,19 +25,6 @@ BLOCKS = {
     "plain transe": stripped(scores.TransE),
     "plain distmult": stripped(scores.DistMult),
 }
-
-
-def in_torch(block: Any) -> Score:
-    """The block's psi, phi_ent and phi_rel on rows of any shape, for autograd."""
-
-    def columns(x: Tensor) -> tuple[Tensor, ...]:
-        return x.chunk(block.columns, -1)
-
-    return Score(
-        psi=lambda h, r, t: block.psi(block.psi_term(columns(h), columns(r), columns(t)).sum(-1), torch.sqrt),
-        phi_ent=lambda r, t: torch.cat(block.phi_ent(columns(r), columns(t)), -1),
-        phi_rel=lambda h, t: torch.cat(block.phi_rel(columns(h), columns(t)), -1),
-    )
 
 
 @pytest.mark.parametrize(
@@ -70,8 +55,7 @@ def test_layer_of_a_block(
     monkeypatch.setattr(kernels_plan, "GPU_ENTITY_CHUNK", 7)
     monkeypatch.setattr(kernels_plan, "GPU_RELATION_CHUNK", (8, 16))
     monkeypatch.setitem(scores.SCORES, name, BLOCKS[name])
-    monkeypatch.setitem(ops.SCORES, name, in_torch(BLOCKS[name]))
-    monkeypatch.setattr(ops, "FUSED_SCORES", (*ops.FUSED_SCORES, name))
+    monkeypatch.setitem(reference.SCORES, name, reference.of_block(BLOCKS[name]))
     lanes(monkeypatch, 256)
     x, y, context_graph, mask = layer_inputs(graph, width, dtype, DEVICE)
     check({"score": name, "context": context}, x, y, context_graph, mask if masked else None)

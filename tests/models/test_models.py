@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import LightCAKE
+from lightcake_fast.models import LightCAKE, PlainModel
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, SCORES, layer_inputs
 
-N, R, D = 60, 10, 5  # of the graph `degrees`
+N, R, D = 60, 10, 6  # of the graph `degrees`
 
 
 @pytest.fixture
@@ -111,9 +111,20 @@ def test_scores_of_all_raw_relations(score: str, layers: int, relation_bias: boo
         for r in range(R):
             if score == "distmult":
                 wanted = (x[h] * y[r] * x[t]).sum()
+            elif score == "complex":
+                e_h, e_r, e_t = (torch.complex(*row.chunk(2)) for row in (x[h], y[r], x[t]))
+                wanted = (e_h * e_r * e_t.conj()).sum().real
             else:
                 wanted = -torch.linalg.vector_norm(x[t] - y[r] - x[h])
             assert actual[b, r].item() == pytest.approx((wanted + bias[r]).item(), rel=1e-12)
+
+
+def test_complex_without_layers_is_the_plain_model() -> None:
+    made = model(0, score="complex").eval()
+    plain = PlainModel(N, R, dim=D, score="complex", generator=seeded(), dtype=torch.float64).eval()
+    pairs = torch.tensor([[0, 1], [5, 5], [2, 59]])
+    actual, expected = (m.relation_scores((m.entities, m.relations), pairs) for m in (made, plain))
+    assert_bitwise_equal(actual, expected)
 
 
 def test_transe_at_length_zero() -> None:
@@ -234,7 +245,12 @@ def test_without_unknown_vectors_seen_changes_nothing() -> None:
         ({"input_dropout": 1.0}, "input_dropout: got 1.0, wanted at least 0 and below 1"),
         ({"row_dropout": -0.1}, "row_dropout: got -0.1"),
         ({"unseen_rate": float("nan")}, "unseen_rate: got nan"),
-        ({"score": "rescal"}, "score: got 'rescal', wanted one of distmult, transe"),
+        ({"score": "rescal"}, "score: got 'rescal', wanted one of distmult, transe, complex"),
+        ({"score": "complex", "dim": 7}, "dim: got 7, wanted a multiple of 2 for score 'complex'"),
+        (
+            {"score": "mine:TURN"},
+            "score: got 'mine:TURN', which is code: wanted it given as --score mine:TURN",
+        ),
         ({"context": "none"}, "context: got 'none', wanted one of both, entity, relation"),
     ],
 )

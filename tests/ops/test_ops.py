@@ -35,7 +35,7 @@ def gradients(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("score", SCORES)
 def test_gradients_are_those_of_finite_differences(score: str, context: str, masked: bool) -> None:
-    x, y, graph, mask = layer_inputs("duplicates", 3, torch.float64)
+    x, y, graph, mask = layer_inputs("duplicates", 4, torch.float64)
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return context_layer(
@@ -100,7 +100,7 @@ def test_a_second_derivative_is_refused() -> None:
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
 @pytest.mark.parametrize("score", SCORES)
 def test_compiled_equals_eager(score: str, compiler: str) -> None:
-    x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
+    x, y, graph, mask = layer_inputs("degrees", 6, torch.float32)
     x, y = x.requires_grad_(), y.requires_grad_()
 
     def two_layers(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ def test_expanded_inputs_and_gradients() -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", ["degrees", "duplicates", "hubs"])
 def test_weights(name: str, score: str, masked: bool) -> None:
-    x, y, graph, mask = layer_inputs(name, 7, torch.float64)
+    x, y, graph, mask = layer_inputs(name, 6, torch.float64)
     used = mask if masked else None
     actual = context_weights(x, y, graph, score=score, mask=used, backend="numba")
     expected = context_weights(x, y, graph, score=score, mask=used, backend="reference")
@@ -276,7 +276,11 @@ def test_a_forked_child_can_call() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"score": "rescal"}, r"score: got 'rescal', wanted one of distmult, transe"),
+        ({"score": "rescal"}, r"score: got 'rescal', wanted one of distmult, transe, complex"),
+        (
+            {"score": "complex", "entities": torch.zeros(60, 5), "relations": torch.zeros(20, 5)},
+            r"entities: got width 5, wanted a multiple of 2 for score 'complex'",
+        ),
         ({"backend": "cuda"}, r"backend: got 'cuda', wanted one of auto, triton, numba, reference"),
         ({"entities": torch.zeros(59, 4)}, r"entities: got shape \(59, 4\), wanted \(60, d\)"),
         ({"entities": torch.zeros(60)}, r"entities: got shape \(60,\), wanted \(60, d\)"),

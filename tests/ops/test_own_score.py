@@ -9,7 +9,7 @@ from lightcake_fast.data import family
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE
 from lightcake_fast.ops import BACKENDS, context_layer, context_weights
-from lightcake_fast.reference.scores import SCORES, Score
+from lightcake_fast.scores import Score, register_score
 from tests.support.comparison import assert_close
 from tests.support.graphs import layer_inputs, random_rows
 
@@ -24,13 +24,14 @@ def turned(e_h: Tensor, e_r: Tensor) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def own_score(monkeypatch: pytest.MonkeyPatch) -> None:
+def own_score(registry: None) -> None:
     score = Score(
         psi=lambda e_h, e_r, e_t: -(turned(e_h, e_r) - e_t).square().sum(-1),
         phi_ent=lambda e_r, e_t: turned(e_t, -e_r),
         phi_rel=lambda e_h, e_t: e_t - e_h,
+        columns=2,
     )
-    monkeypatch.setitem(SCORES, NAME, score)
+    register_score(NAME, score)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])

@@ -45,7 +45,7 @@ def test_transe_by_hand() -> None:
     assert y[1].tolist() == pytest.approx([-p for p in pulled])
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", ["distmult", "transe"])
 def test_a_mask_leaves_a_triple_and_its_inverse_out(score: str) -> None:
     x, y = [[1.0], [0.5], [0.25], [5.0]], [[2.0], [-2.0]]
     new_x, new_y = fork(x, y, score=score, mask=torch.tensor([True, False]))
@@ -60,7 +60,7 @@ def test_a_mask_leaves_a_triple_and_its_inverse_out(score: str) -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 def test_one_context_leaves_the_other_table(score: str) -> None:
-    x, y = [[1.0], [0.5], [0.25], [5.0]], [[2.0], [-2.0]]
+    x, y = [[1.0, 0.0], [0.5, 2.0], [0.25, 1.0], [5.0, 4.0]], [[2.0, 3.0], [-2.0, 0.5]]
     both_x, both_y = fork(x, y, score=score)
     entity_x, entity_y = fork(x, y, score=score, context="entity")
     relation_x, relation_y = fork(x, y, score=score, context="relation")
@@ -78,12 +78,22 @@ def in_plain_python(
     live = [tuple(t) for t, out in zip(graph.triples.tolist(), mask.tolist(), strict=True) if not out]
     live += [(t, r + graph.num_relations, h) for h, r, t in live]
 
+    def numbers(row: list[float]) -> list[complex]:
+        half = len(row) // 2
+        return [complex(*pair) for pair in zip(row[:half], row[half:], strict=True)]
+
     def psi(h: int, r: int, t: int) -> float:
         if score == "distmult":
             return math.fsum(a * b * c for a, b, c in zip(e[h], w[r], e[t], strict=True))
+        if score == "complex":
+            triples = zip(numbers(e[h]), numbers(w[r]), numbers(e[t]), strict=True)
+            return math.fsum((a * b * c.conjugate()).real for a, b, c in triples)
         return -math.dist(e[t], [a + b for a, b in zip(e[h], w[r], strict=True)])
 
     def phi(first: list[float], second: list[float]) -> list[float]:
+        if score == "complex":
+            products = [a.conjugate() * b for a, b in zip(numbers(first), numbers(second), strict=True)]
+            return [p.real for p in products] + [p.imag for p in products]
         return [b * a if score == "distmult" else b - a for a, b in zip(first, second, strict=True)]
 
     def refined(row: list[float], terms: list[tuple[float, list[float]]]) -> list[float]:
@@ -109,7 +119,7 @@ def in_plain_python(
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", ["degrees", "duplicates"])
 def test_equals_the_equations(name: str, score: str, context: str, masked: bool) -> None:
-    x, y, graph, mask = layer_inputs(name, 3, torch.float64)
+    x, y, graph, mask = layer_inputs(name, 4, torch.float64)
     mask &= masked
     actual = context_layer(x, y, graph, score=score, context=context, mask=mask, backend="reference")
     expected = in_plain_python(x, y, graph, mask, score, context)
@@ -121,7 +131,7 @@ def test_equals_the_equations(name: str, score: str, context: str, masked: bool)
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("score", SCORES)
 def test_gradients_are_those_of_finite_differences(score: str, context: str, masked: bool) -> None:
-    x, y, graph, mask = layer_inputs("duplicates", 3, torch.float64)
+    x, y, graph, mask = layer_inputs("duplicates", 4, torch.float64)
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return context_layer(
@@ -173,7 +183,7 @@ def test_every_float_type_comes_back(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("score", SCORES)
 def test_inverses_have_rows_of_their_own(score: str) -> None:
-    x, y, graph, _ = layer_inputs("degrees", 3, torch.float64)
+    x, y, graph, _ = layer_inputs("degrees", 4, torch.float64)
     other = y.clone()
     other[graph.num_relations :] += 1
     new_x, new_y = context_layer(x, y, graph, score=score, backend="reference")

@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
+from lightcake_fast.scores import score_named
 from tests.support.comparison import TOLERANCES
 from tests.support.graphs import CONTEXTS, SCORES, layer_results, random_rows
 
@@ -58,14 +59,16 @@ def cases(draw: st.DrawFn, widths: tuple[int, ...] = WIDTHS) -> Case:
     triples = draw(st.lists(ids, max_size=40).map(tuple))
     flags = st.lists(st.booleans(), min_size=len(triples), max_size=len(triples)).map(tuple)
     dtype, scale = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SCALES))
+    score = draw(st.sampled_from(SCORES))
+    taken = [width for width in widths if width % score_named(score).columns == 0]
     return Case(
         entities,
         relations,
         triples,
         draw(st.none() | flags),
-        draw(st.sampled_from(widths)),
+        draw(st.sampled_from(taken)),
         dtype,
-        draw(st.sampled_from(SCORES)),
+        score,
         draw(st.sampled_from(CONTEXTS)),
         min(scale, 2.0) if dtype == torch.float16 else scale,  # gradients beyond 65,504 are no numbers there
         draw(st.booleans()),
@@ -133,7 +136,9 @@ def slope_error(score: str, dtype: torch.dtype, width: int, most: float) -> floa
     all the weight the two cancel to the rounding of either; the reference's two are equal, bit by bit.
     """
     epsilon: float = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    new, score_slope = (most + most**2, most**2) if score == "distmult" else (3 * most, 1.0)
+    # of a number of a new row, and of a score's derivative by one
+    product = {"distmult": 1, "complex": 2}.get(score, 0) * most**2
+    new, score_slope = (most + product, product) if product else (3 * most, 1.0)
     return 4 * epsilon * math.sqrt(width) * new * score_slope
 
 

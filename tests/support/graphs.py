@@ -10,8 +10,9 @@ from torch import Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK
 from lightcake_fast.ops import context_layer
+from lightcake_fast.scores import BUILT_IN
 
-SCORES = ("distmult", "transe")
+SCORES = BUILT_IN
 CONTEXTS = ("both", "entity", "relation")
 
 Triples = npt.NDArray[np.int64]

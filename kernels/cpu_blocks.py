@@ -1,0 +1,185 @@
+"""A score's block in Numba's form: its functions compiled, and the tuples of columns that they work on."""
+
+import functools
+import hashlib
+import math
+import re
+from collections.abc import Callable
+from types import BuiltinFunctionType, CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+from numba.extending import overload, register_jitable
+
+from lightcake_fast.kernels.cpu_math import FAST
+from lightcake_fast.kernels.scores import SCORES
+
+Function = Callable[..., Any]
+
+
+class NumbaBlock(NamedTuple):
+    """What the passes call: ``values`` are tuples of ``columns`` numbers.
+
+    A pass takes the functions that it uses out of here by name: Numba compiles names, not attributes.
+    """
+
+    name: str  # of the score, for symbols and files
+    digest: str | None  # of what the block's functions do; None where that cannot be told
+    columns: int
+    psi_term: Function
+    psi: Function  # of the total
+    slope: Function  # (delta, psi): dL/dpsi made into the factor of the gradients
+    phi_ent: Function
+    phi_rel: Function
+    grad_h: Function
+    grad_r: Function
+    grad_t: Function
+    at: Function  # (rows, i, k): entry k of row i
+    add: Function  # (rows, i, k, values): added to entry k of row i
+    plus: Function  # (values, values)
+    times: Function  # (weight, values)
+    dot: Function  # (values, values): a number
+
+    @classmethod
+    def of(cls, score: str, width: int) -> "NumbaBlock":
+        """The block of a score, for rows of a width known now, or of any (0)."""
+        block = SCORES[score]
+        said = ("psi_term", "phi_ent", "phi_rel", "grad_h", "grad_r", "grad_t")
+        made = {
+            "psi": _psi(_jitable(block.psi)),
+            "slope": _slope(block.psi_slope and _jitable(block.psi_slope)),
+            **{1: _one_column, 2: _two_columns}[block.columns](width),
+        }
+        name = re.sub(r"\W", "_", score)
+        for function_name, function in made.items():  # two of them must not be one symbol
+            function.__qualname__ = f"{name}_{width}_{function_name}"
+        return cls(
+            name=name,
+            digest=digest_of(*(getattr(block, name) for name in (*said, "psi", "psi_slope"))),
+            columns=block.columns,
+            **{name: _jitable(getattr(block, name)) for name in said},
+            **{name: _compiled_within(function) for name, function in made.items()},
+        )
+
+
+_compiled_within = register_jitable(**FAST)
+
+
+@functools.cache
+def _jitable(function: Function) -> Function:
+    """Let Numba compile a function of a block into its callers, and the plain functions that it calls."""
+    for used in _used(function):
+        if isinstance(used, FunctionType):
+            _jitable(used)
+    return _compiled_within(function)  # type: ignore[no-any-return]
+
+
+def _psi(of_total: Function) -> Function:
+    return lambda total: of_total(total, math.sqrt)
+
+
+def _slope(factor: Function | None) -> Function:
+    if factor is None:
+        return lambda delta, psi: delta
+    return lambda delta, psi: delta * factor(psi, where)
+
+
+def where(condition: Any, value: Any, otherwise: Any) -> Any:
+    """``value`` where the condition holds; of the type of ``otherwise``, so that no constant widens it."""
+    return value if condition else otherwise
+
+
+@overload(where, jit_options=FAST)
+def _where(condition: Any, value: Any, otherwise: Any) -> Any:
+    real = otherwise
+
+    def select(condition: Any, value: Any, otherwise: Any) -> Any:
+        return real(value) if condition else otherwise
+
+    return select
+
+
+def _one_column(width: int) -> dict[str, Function]:
+    def add(rows, i, k, values):
+        rows[i, k] += values[0]
+
+    return {
+        "at": lambda rows, i, k: (rows[i, k],),
+        "add": add,
+        "plus": lambda a, b: (a[0] + b[0],),
+        "times": lambda weight, values: (weight * values[0],),
+        "dot": lambda a, b: a[0] * b[0],
+    }
+
+
+def _two_columns(width: int) -> dict[str, Function]:
+    half = width // 2
+    if half:
+
+        def at(rows, i, k):
+            return rows[i, k], rows[i, k + half]
+
+        def add(rows, i, k, values):
+            rows[i, k] += values[0]
+            rows[i, k + half] += values[1]
+    else:
+
+        def at(rows, i, k):
+            return rows[i, k], rows[i, k + rows.shape[1] // 2]
+
+        def add(rows, i, k, values):
+            rows[i, k] += values[0]
+            rows[i, k + rows.shape[1] // 2] += values[1]
+
+    return {
+        "at": at,
+        "add": add,
+        "plus": lambda a, b: (a[0] + b[0], a[1] + b[1]),
+        "times": lambda weight, values: (weight * values[0], weight * values[1]),
+        "dot": lambda a, b: a[0] * b[0] + a[1] * b[1],
+    }
+
+
+def digest_of(*functions: Any) -> str | None:
+    """A digest of what functions do: their code, and the numbers and functions that it uses.
+
+    Returns:
+        None where they use something else, whose changes could not be seen: no machine code is kept then.
+    """
+    digest, seen = hashlib.sha256(), set[int]()
+
+    def add(thing: Any) -> bool:
+        if thing is None or isinstance(thing, (bool, int, float, complex, str, bytes, np.generic)):
+            digest.update(repr(thing).encode())
+        elif isinstance(thing, tuple):
+            digest.update(b"(%d" % len(thing))
+            return all(map(add, thing))
+        elif isinstance(thing, CodeType):
+            return add((thing.co_code, thing.co_names, thing.co_consts, thing.co_varnames, thing.co_freevars))
+        elif isinstance(thing, Dispatcher):
+            return add(thing.py_func)
+        elif isinstance(thing, FunctionType):
+            if id(thing) in seen:
+                return True
+            seen.add(id(thing))
+            return add((thing.__code__, thing.__defaults__, *_used(thing)))
+        elif isinstance(thing, (BuiltinFunctionType, np.ufunc)) or thing is math or thing is np:
+            digest.update(thing.__name__.encode())
+        else:
+            return False
+        return True
+
+    return digest.hexdigest() if all(map(add, functions)) else None
+
+
+def _used(function: Any) -> list[Any]:
+    """What a function finds in its closure and its module."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return cells + [function.__globals__[n] for n in _names(function.__code__) if n in function.__globals__]
+
+
+def _names(code: CodeType) -> list[str]:
+    """The names that a function's code and the functions within it look up."""
+    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
+    return [*code.co_names, *inner]

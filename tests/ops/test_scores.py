@@ -1,0 +1,217 @@
+"""The registry of scores: every block's gradients against autograd; what it takes and what it refuses."""
+
+import ast
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lightcake_fast
+from lightcake_fast.errors import InputError
+from lightcake_fast.kernels import cpu_blocks
+from lightcake_fast.kernels.scores import SCORES as BLOCKS
+from lightcake_fast.ops import context_layer
+from lightcake_fast.scores import BUILT_IN, SCORES, Score, import_score, named_by_module, register_score
+from tests.support import own_blocks
+from tests.support.comparison import assert_close
+from tests.support.graphs import CONTEXTS, layer_inputs, layer_results
+from tests.support.own_blocks import Crossed
+
+pytestmark = pytest.mark.usefixtures("registry")
+
+
+def triple(columns: int, count: int) -> list[tuple[Tensor, ...]]:
+    """As many rows of a triple as asked, each a tuple of columns of 5 triples and 7 entries."""
+    random = torch.Generator().manual_seed(3)
+    shape = (count, columns, 5, 7)
+    rows = torch.randn(shape, generator=random, dtype=torch.float64)
+    return [tuple(column.clone().requires_grad_() for column in row) for row in rows]
+
+
+@pytest.mark.parametrize("name", [*BUILT_IN, "crossed"])
+def test_a_blocks_gradients_are_those_of_its_functions(name: str) -> None:
+    """Each part of dL/dpsi, alpha g and beta q alone, so that no two errors cancel."""
+    block: Any = Crossed if name == "crossed" else BLOCKS[name]
+    h, r, t, g, q = triple(block.columns, 5)
+    for delta, alpha, beta in ((1.5, 0.0, 0.0), (0.0, 0.7, 0.0), (0.0, 0.0, 0.3)):
+        psi = block.psi(block.psi_term(h, r, t).sum(1, keepdim=True), torch.sqrt)
+        loss = delta * psi.sum()
+        loss = loss + alpha * sum((a * b).sum() for a, b in zip(g, block.phi_ent(r, t), strict=True))
+        loss = loss + beta * sum((a * b).sum() for a, b in zip(q, block.phi_rel(h, t), strict=True))
+        expected = torch.autograd.grad(loss, (*h, *r, *t), allow_unused=True, materialize_grads=True)
+        slope = delta * (
+            torch.ones_like(psi) if block.psi_slope is None else block.psi_slope(psi, torch.where)
+        )
+        actual = (
+            *block.grad_h(slope, beta, q, h, r, t),
+            *block.grad_r(slope, alpha, g, h, r, t),
+            *block.grad_t(slope, alpha, g, beta, q, h, r, t),
+        )
+        for got, wanted in zip(actual, expected, strict=True):
+            assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.full)], ids=str
+)
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_users_block_runs_in_numba(context: str, dtype: torch.dtype) -> None:
+    register_score("crossed", Crossed)
+    for name in ("degrees", "hubs"):
+        x, y, graph, mask = layer_inputs(name, 6, dtype)
+        options: dict[str, Any] = {"score": "crossed", "context": context, "mask": mask}
+        expected = layer_results(x.double(), y.double(), graph, backend="reference", **options)
+        for table, actual in layer_results(x, y, graph, backend="numba", **options).items():
+            assert actual.dtype == dtype
+            assert_close(actual, expected[table], name=f"{table} of {name}", slack=4.0)
+
+
+def test_the_public_names_are_there() -> None:
+    assert lightcake_fast.register_score is register_score
+    assert lightcake_fast.Score is Score
+
+
+def test_the_same_again_is_no_error_and_another_is() -> None:
+    register_score("crossed", Crossed)
+    register_score("crossed", Crossed)
+    with pytest.raises(InputError, match=r"^name: got 'crossed', which is taken; wanted none of distmult, "):
+        register_score("crossed", BLOCKS["complex"])
+    with pytest.raises(InputError, match="got 'distmult', which is taken"):
+        register_score("distmult", SCORES["transe"])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../up", "a:b:c", ":x", "x:", "1st"])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(InputError, match=r"^name: got"):
+        register_score(name, Crossed)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"columns": 3}, "columns: got 3, wanted 1 or 2"),
+        ({"psi_term": None}, "psi_term: got None, wanted a function"),
+        ({"psi_term": lambda h, r: h[0]}, "psi_term: TypeError: .* takes 2 positional arguments"),
+        ({"psi_term": lambda h, r, t: (h[0], t[0])}, "psi_term: got shapes .* wanted a tensor of shape"),
+        (
+            {"psi": lambda total, sqrt: total.sum()},
+            r"psi: got shapes \[\(\)\], wanted a tensor of shape \(5, 1\)",
+        ),
+        ({"phi_ent": lambda r, t: r[0] * t[0]}, "phi_ent: got shapes .* wanted a tuple of 2 of shape"),
+        ({"phi_rel": lambda h, t: (h[0],)}, "phi_rel: got shapes .* wanted a tuple of 2 of"),
+        ({"psi_slope": None}, "grad_h: column 0 is not the gradient of psi and phi, off by up to"),
+        (
+            {"grad_r": lambda slope, alpha, g, h, r, t: (slope * t[1] * h[0], slope * t[0] * h[1])},
+            "grad_r: column 0 is not the gradient",
+        ),
+    ],
+)
+def test_wrong_blocks_are_refused(change: dict[str, Any], message: str) -> None:
+    wrong = type("Wrong", (Crossed,), {k: staticmethod(v) if callable(v) else v for k, v in change.items()})
+    with pytest.raises(InputError, match=f"^score 'wrong': {message}") as caught:
+        register_score("wrong", wrong)
+    assert "\n" not in str(caught.value)
+    assert "wrong" not in SCORES
+    assert "wrong" not in BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"psi": lambda h, r, t: h * r * t},
+            r"psi: got shapes \[\(3, 8\)\], wanted a tensor of shape \(3,\)",
+        ),
+        (
+            {"psi": lambda h, r, t: torch.zeros(h.shape[0])},
+            "psi: got shapes .* wanted a tensor of shape|psi: got a",
+        ),
+        ({"phi_ent": lambda r, t: r.sum(-1)}, "phi_ent: got shapes"),
+        ({"phi_rel": "sum"}, "phi_rel: got 'sum', wanted a function"),
+        ({"psi": lambda h, r, t: (h @ t.T).diagonal()}, "psi: RuntimeError|psi: got shapes"),
+    ],
+)
+def test_wrong_scores_are_refused(change: dict[str, Any], message: str) -> None:
+    given = SCORES["distmult"].__dict__ | change
+    with pytest.raises(InputError, match=f"^score 'wrong': ({message})"):
+        register_score("wrong", Score(**given))
+
+
+def test_a_width_that_is_no_multiple_is_refused() -> None:
+    x, y, graph, _ = layer_inputs("degrees", 5, torch.float32)
+    for backend in ("numba", "reference"):
+        with pytest.raises(
+            InputError, match=r"^entities: got width 5, wanted a multiple of 2 for score 'compl"
+        ):
+            context_layer(x, y, graph, score="complex", backend=backend)
+
+
+@pytest.mark.parametrize("score", ["mine:TURN", "a.b_c:D1"])
+def test_what_a_module_names(score: str) -> None:
+    assert named_by_module(score)
+
+
+@pytest.mark.parametrize(
+    "score", ["distmult", "mine:", ":x", "a:b:c", "../mine:TURN", "mine:TURN.x", "a b:c"]
+)
+def test_what_no_module_names(score: str) -> None:
+    assert not named_by_module(score)
+    with pytest.raises(InputError, match="wanted MODULE:NAME"):
+        import_score(score)
+
+
+def test_a_score_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scores_of_mine.py").write_text("from tests.support.own_blocks import Crossed as MINE\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    import_score("scores_of_mine:MINE")
+    assert BLOCKS["scores_of_mine:MINE"] is Crossed
+    for wrong in ("scores_of_mine:YOURS", "scores_of_nobody:MINE"):
+        with pytest.raises(
+            InputError, match=f"^score: got '{wrong}', wanted MODULE:NAME that can be imported"
+        ):
+            import_score(wrong)
+
+
+def test_a_digest_knows_what_a_function_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest() -> str | None:
+        return cpu_blocks.digest_of(Crossed.psi, Crossed.psi_term)
+
+    seen = [digest(), digest()]
+    assert seen[0] == seen[1] is not None
+    monkeypatch.setattr(own_blocks, "FACTOR", 2.0)
+    seen.append(digest())
+    monkeypatch.setattr(own_blocks, "both", lambda a, b: a - b)
+    seen.append(digest())
+    assert len(set(seen)) == 3
+    monkeypatch.setattr(own_blocks, "FACTOR", [2.0])  # of which nobody can tell whether it changes
+    assert digest() is None
+
+
+def test_every_module_that_a_pass_imports_is_in_its_cache_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightcake_fast.kernels import cpu_compiler
+
+    kernels = Path(cpu_compiler.__file__).parent
+    waiting, reached = [path.stem for path in kernels.glob("cpu_*.py")], set[str]()
+    while waiting:
+        module = waiting.pop()
+        if module not in reached:
+            reached.add(module)
+            tree = ast.parse((kernels / f"{module}.py").read_text())
+            imports = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+            ours = [name.split(".") for name in imports if name.startswith("lightcake_fast")]
+            assert all(parts[1] == "kernels" for parts in ours), (
+                f"{module} compiles in what the key leaves out"
+            )
+            waiting += [parts[2] for parts in ours]
+    assert {"plan", "segment_plan", "scores"} <= reached
+    read = Path.read_bytes
+    digests = {cpu_compiler._sources_digest.__wrapped__()}
+    for module, number in zip(sorted(reached), itertools.count(2), strict=False):
+        monkeypatch.setattr(Path, "read_bytes", lambda p, m=module: read(p) + b"#" * (p.stem == m))
+        digests.add(cpu_compiler._sources_digest.__wrapped__())
+        assert len(digests) == number, module
