@@ -117,7 +117,7 @@ class GraphEvidence:
         entity: int64 (K,), of each entry of ``by_entity``.
         count: int64 (K,), its distinct triples.
         by_pair: P + 1 lists, the last of all pairs without a triple.
-        pairs: int64 (P,), head x (N + 1) + tail of each pair, sorted.
+        pairs: int64 (P + 1,), head x (N + 1) + tail of each pair, sorted, and a last one above them all.
     """
 
     num_entities: int
@@ -153,7 +153,7 @@ class GraphEvidence:
             entity=entity,
             count=count,
             by_pair=RelationLists.of(pair, relation, len(pairs) + 1),
-            pairs=pairs,
+            pairs=torch.cat([pairs, pairs.new_full((1,), torch.iinfo(pairs.dtype).max)]),
         )
 
     def of_pairs(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Evidence:
@@ -168,8 +168,7 @@ class GraphEvidence:
         heads, tails = pairs.unbind(1)
         key = heads * (self.num_entities + 1) + tails
         place = torch.searchsorted(self.pairs, key)
-        found = functional.pad(self.pairs, (0, 1), value=-1).index_select(0, place) == key
-        place = torch.where(found, place, len(self.pairs))
+        place = torch.where(self.pairs.index_select(0, place) == key, place, len(self.pairs) - 1)
         own = None
         if targets is not None:  # a loop holds its triple in both directions
             loops = heads == tails
