@@ -98,14 +98,14 @@ def _train(
         config = resumed(run.config, explicit).anchored()
         data = at_hand or run.load_dataset(config)
     elif at_hand is not None:
-        config = resolve({**explicit, "dataset": at_hand.name})
+        config = resolve({**explicit, "dataset": at_hand.name}, len(at_hand.train))
         check(config, at_hand)
         run = RunFolder.create(config, at_hand.name, data=at_hand if kept else None, kept=kept)
         data, config = at_hand, run.config
     else:
         config = resolve(explicit)
         data = load_dataset(config.dataset, config.data_dir)
-        config = config.anchored()
+        config = resolve(explicit, len(data.train)).anchored()
         check(config, data)
         run = RunFolder.create(config, data.name, kept=kept)
     with run:

@@ -127,7 +127,8 @@ class TrainingConfig:
         saved=False,
     )
     preset: str = _flag(
-        "values of the flags not given: best (default; chosen on validation for the data set and score) or "
+        "values of the flags not given: best (default; chosen on validation for the data set and score, "
+        "for data of one's own by the number of triples) or "
         "paper (width 256, 4 layers, batches of 512, lr 5e-3, l2 1e-7, at most 20 epochs, no options)",
         "model",
         "best",

@@ -1,5 +1,6 @@
 """Named settings: the paper's, and the best found on each data set's validation split."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,7 +102,7 @@ BEST: dict[tuple[str, str], Settings] = {
     ),
     ("ddb14", "transe"): _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12),
 }
-OWN_FOLDER: Settings = _best(
+OWN_DATA: Settings = _best(
     2, 64, 1024, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.1, l2=1e-6, epochs=20
 )
 
@@ -123,8 +124,30 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
 }
 
 
-def preset_settings(preset: str, dataset: str, model: str, score: str) -> Settings:
-    """The settings of a preset for a data set (name or folder) and model; unknown ones get the fallback.
+def own_data(triples: int) -> Settings:
+    """The settings for a data set that none were searched for, by its number of training triples.
+
+    An epoch has some 20 steps or more, a run some 2,000: patience ends most of them sooner.
+    """
+    batch = 1024
+    while batch > 32 and 20 * batch > triples:
+        batch //= 2
+    steps = max(1, math.ceil(triples / batch))
+    epochs, patience = math.ceil(2000 / steps), math.ceil(200 / steps)
+    return {**OWN_DATA, "batch_size": batch, "epochs": max(20, epochs), "patience": max(4, patience)}
+
+
+def preset_title(config: TrainingConfig) -> str:
+    """The preset as what it is: for data of one's own nothing was searched."""
+    if config.preset == "best" and dataset_key(config.dataset) is None:
+        return "settings by the number of triples"
+    return f"preset {config.preset}"
+
+
+def preset_settings(
+    preset: str, dataset: str, model: str, score: str, triples: int | None = None
+) -> Settings:
+    """The settings of a preset for a data set (name or folder) and model; see `own_data` for unknown ones.
 
     A baseline gets those of LightCAKE with the score nearest to its own, without what it lacks and without
     the terms, which flags give it.
@@ -132,19 +155,24 @@ def preset_settings(preset: str, dataset: str, model: str, score: str) -> Settin
     spec, key = MODELS[model], dataset_key(dataset) or ""
     if preset == "paper":
         return {**PAPER, **spec.overrides}
-    best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), OWN_FOLDER)
+    fallback = OWN_DATA if triples is None else own_data(triples)
+    best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), fallback)
     own = BEST_TERMS.get((key, score), {} if key else TERMS) if model == "lightcake" else spec.overrides
     return {**best, **own}
 
 
-def resolve(explicit: Mapping[str, Any]) -> TrainingConfig:
+def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> TrainingConfig:
     """The configuration of a new run: what was given, and its preset for everything else.
+
+    Args:
+        explicit: The settings given.
+        triples: How many the training split has; None before it is read.
 
     Raises:
         InputError: A given value is wrong, or the model has no such thing.
     """
     given = TrainingConfig(**{**PAPER, **explicit})
-    settings: dict[str, Any] = preset_settings(given.preset, given.dataset, given.model, given.score)
+    settings: dict[str, Any] = preset_settings(given.preset, given.dataset, given.model, given.score, triples)
     untouched = TrainingConfig(**{**settings, "model": given.model})
     for name in explicit:
         models = takers(name)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.presets import preset_title
 from lightcake_fast.training.run_folder import Position
 
 REFRESH_SECONDS = 0.5
@@ -54,7 +55,7 @@ class Reporter:
         )
         self._say(
             f"{config.title}, layers {config.layers}, width {config.dim}, batches of {config.batch_size:,}, "
-            f"at most {config.epochs} epochs, preset {config.preset}"
+            f"at most {config.epochs} epochs, {preset_title(config)}"
         )
         if position.epoch or position.step:
             self._say(f"going on in {folder} after epoch {position.epoch}, step {position.step}")

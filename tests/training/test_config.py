@@ -1,6 +1,7 @@
 import argparse
 import dataclasses
 import json
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, ModelSpec
 from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fields, resumed
 from lightcake_fast.training.experiment import build_model
-from lightcake_fast.training.presets import BEST, BEST_TERMS, OWN_FOLDER, PAPER, TERMS, resolve
+from lightcake_fast.training.presets import BEST, BEST_TERMS, OWN_DATA, PAPER, TERMS, preset_title, resolve
 
 FIXED_ON_RESUME = [
     "preset",
@@ -76,7 +77,7 @@ def test_without_layers_the_presets_profile_is_that_of_the_score() -> None:
 
 def test_presets_name_exactly_the_fields_without_default() -> None:
     needed = {field.name for field, _, _ in fields() if field.default is dataclasses.MISSING}
-    assert {frozenset(settings) for settings in (PAPER, OWN_FOLDER, *BEST.values())} == {frozenset(needed)}
+    assert {frozenset(settings) for settings in (PAPER, OWN_DATA, *BEST.values())} == {frozenset(needed)}
 
 
 @pytest.mark.parametrize(
@@ -84,12 +85,27 @@ def test_presets_name_exactly_the_fields_without_default() -> None:
     [
         ("WN18RR", {**BEST["wn18rr", "distmult"], **BEST_TERMS["wn18rr", "distmult"]}),
         ("family:500:3", {**BEST["family", "distmult"], **BEST_TERMS["family", "distmult"]}),
-        ("./wn18rr", {**OWN_FOLDER, **TERMS}),
-        ("some/folder", {**OWN_FOLDER, **TERMS}),
+        ("./wn18rr", {**OWN_DATA, **TERMS}),
+        ("some/folder", {**OWN_DATA, **TERMS}),
     ],
 )
 def test_best_preset_by_spelling_of_the_data_set(dataset: str, row: dict[str, Any]) -> None:
     assert resolve({"dataset": dataset}).saved().items() >= row.items()
+
+
+@pytest.mark.parametrize("triples", [1, 100, 3000, 20_000, 1_000_000])
+def test_data_of_ones_own_gets_epochs_and_batches_by_its_size(triples: int) -> None:
+    config = resolve({"dataset": "some/folder"}, triples)
+    steps = math.ceil(triples / config.batch_size)
+    assert config.epochs * steps >= 2000
+    assert config.patience * steps >= 200
+    assert steps >= 20 or config.batch_size == 32
+    assert preset_title(config) == "settings by the number of triples"
+    given = resolve({"dataset": "some/folder", "epochs": 3, "batch_size": 7}, triples)
+    assert (given.epochs, given.batch_size) == (3, 7)
+    for settings in ({"dataset": "wn18rr"}, {"dataset": "some/folder", "preset": "paper"}):
+        assert resolve(settings, triples) == resolve(settings)
+        assert preset_title(resolve(settings)).startswith("preset ")
 
 
 @pytest.mark.parametrize("preset", ["paper", "best"])
