@@ -20,7 +20,7 @@ from lightcake_fast.kernels.cpu_math import FAST
 from lightcake_fast.ops import context_layer
 from lightcake_fast.scores import score_named
 from tests.support.comparison import assert_bitwise_equal, assert_close
-from tests.support.graphs import CONTEXTS, GRAPHS, SCORES, layer_inputs, layer_results, random_rows
+from tests.support.graphs import CONTEXTS, CPU_GRAPHS, SCORES, layer_inputs, layer_results, random_rows
 
 WIDTHS = (1, 16, 63, 64, 100, 256)
 DTYPES = (torch.float32, torch.float64)
@@ -66,7 +66,7 @@ def test_fresh_memory_is_poisoned() -> None:
         assert fresh.isnan().all()
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", CPU_GRAPHS)
 @pytest.mark.parametrize(("score", "width", "dtype"), CASES)
 def test_equals_the_reference(name: str, score: str, width: int, dtype: torch.dtype) -> None:
     x, y, graph, mask = layer_inputs(name, width, dtype)
@@ -86,7 +86,7 @@ def test_rows_are_cut(name: str) -> None:
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", CPU_GRAPHS)
 def test_every_triple_masked(name: str, score: str, context: str) -> None:
     x, y, graph, _ = layer_inputs(name, 16, torch.float32)
     mask = torch.ones(graph.num_triples, dtype=torch.bool)

@@ -9,7 +9,7 @@ from lightcake_fast.kernels import plan as kernels_plan
 from lightcake_fast.kernels import scores
 from lightcake_fast.reference import scores as reference
 from tests.kernels.test_gpu_kernels import DEVICE, check, lanes
-from tests.support.layer_cases import layer_inputs
+from tests.support.graphs import layer_inputs
 
 OPTIONAL = ("inverse", "bilinear", "add_grad_r", "add_grad_entity", "own_row")
 

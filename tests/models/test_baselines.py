@@ -17,7 +17,7 @@ from lightcake_fast.train import main as train
 from lightcake_fast.training.experiment import build_model
 from lightcake_fast.training.presets import resolve
 from tests.support.comparison import assert_bitwise_equal, assert_close
-from tests.support.graphs import GRAPHS, layer_inputs
+from tests.support.graphs import CPU_GRAPHS, layer_inputs
 
 N, R, D = 7, 3, 6
 PLAIN = ("transe", "distmult", "complex", "simple", "rotate", "transh", "transr")
@@ -167,7 +167,7 @@ def rgcn_layer(graph: ContextGraph, decomposition: str, dtype: torch.dtype = tor
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
-@pytest.mark.parametrize("graph_name", GRAPHS)
+@pytest.mark.parametrize("graph_name", CPU_GRAPHS)
 def test_rgcn_layer_is_its_dense_algebra(graph_name: str, decomposition: str, masked: bool) -> None:
     x, _, graph, mask = layer_inputs(graph_name, D, torch.float64)
     layer = rgcn_layer(graph, decomposition)

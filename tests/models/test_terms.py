@@ -13,7 +13,7 @@ from lightcake_fast.models import MODELS, LightCAKE, RelationModel, evidence
 from lightcake_fast.models.evidence import Evidence, GraphEvidence, RelationLists, Weighed, evidence_of
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_bitwise_equal, assert_close
-from tests.support.graphs import CONTEXTS, GRAPHS, SCORES, layer_inputs
+from tests.support.graphs import CONTEXTS, CPU_GRAPHS, SCORES, layer_inputs
 
 D = 6
 CONTEXTUAL = ("lightcake", "rgcn", "a2n")
@@ -118,7 +118,7 @@ def test_pairs_and_entities_beyond_32_bits_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", CPU_GRAPHS)
 def test_profiles_of_all_entities_times_a_table(
     name: str, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

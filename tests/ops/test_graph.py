@@ -14,7 +14,7 @@ from lightcake_fast.kernels import plan as plans
 from lightcake_fast.kernels.plan import ENTITY_CHUNK, LONGEST_TASK, RELATION_CHUNK, TASK_COST, Plan
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_bitwise_equal
-from tests.support.graphs import GRAPHS, layer_inputs
+from tests.support.graphs import CPU_GRAPHS, layer_inputs
 
 OFFSETS = ("relation_chunk", "relation_part", "entity_chunk", "entity_task", "cut_slot")
 
@@ -83,7 +83,7 @@ def check_entity_chunks(graph: ContextGraph, plan: Plan, longest: int) -> None:
         assert (bounds.diff() <= LONGEST_TASK).all(), f"the passes keep numbers of a task's {what}"
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", CPU_GRAPHS)
 def test_plan(name: str) -> None:
     check_plan(layer_inputs(name, 1, torch.float32)[2])
 
@@ -170,7 +170,7 @@ def test_repeated_rows_of_a_relation_follow_one_another() -> None:
         assert (side.diff() != 0).sum() == changes
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", CPU_GRAPHS)
 def test_types_and_layouts_of_the_plan(name: str) -> None:
     for field, values in layer_inputs(name, 1, torch.float32)[2].plan._asdict().items():
         assert values.dtype == (torch.int64 if field in OFFSETS else torch.int32), field

@@ -1,5 +1,8 @@
-"""Graphs that try every cut of the CPU passes, rows for them, and what a layer makes of both."""
+"""Graphs that try every cut of the passes, rows for them, and what a layer makes of both."""
 
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK
 from lightcake_fast.ops import context_layer
 from lightcake_fast.scores import BUILT_IN
@@ -50,19 +54,52 @@ def duplicates(rng: np.random.Generator) -> Case:
     return rng.permutation(np.concatenate([triples, triples[:14]])), 8, 2
 
 
-GRAPHS = {function.__name__: function for function in (degrees, relation_edges, hubs, duplicates)}
+def _between(rng: np.random.Generator, count: int, entities: int, relations: int) -> Triples:
+    return rng.integers(0, [entities, relations, entities], (count, 3))
 
 
-def layer_inputs(name: str, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, ContextGraph, Tensor]:
+def sparse(rng: np.random.Generator) -> Case:
+    """Entities of one context triple and of none, a relation of one triple and one of none."""
+    triples = np.concatenate([[[0, 0, 1], [2, 1, 3]], _between(rng, 7, 6, 1) + np.array([4, 2, 4])])
+    return triples, 14, 4
+
+
+def edges(rng: np.random.Generator) -> Case:
+    """Entities whose context is one below, at and above the chunk; relations likewise."""
+    entity_chunk, (relation_chunk, _) = plan.GPU_ENTITY_CHUNK, plan.GPU_RELATION_CHUNK
+    heads = np.repeat([0, 1, 2], [entity_chunk - 1, entity_chunk, entity_chunk + 1])
+    heads = np.append(heads, np.full(3 * (relation_chunk - entity_chunk), 3))
+    relations = np.repeat([0, 1, 2], [relation_chunk - 1, relation_chunk, relation_chunk + 1])
+    tails = np.arange(len(heads)) % 20 + 4
+    return np.stack([heads, rng.permutation(relations), tails], 1), 24, 3
+
+
+def hub(rng: np.random.Generator) -> Case:
+    """One entity in most triples, as head and as tail, one relation of most triples: both are cut."""
+    count = 3 * max(plan.GPU_ENTITY_CHUNK, plan.GPU_RELATION_CHUNK[0])
+    triples = _between(rng, count, 9, 2)
+    triples[: count // 2, 0], triples[count // 2 + 2 :, 2], triples[4:, 1] = 5, 5, 1
+    return triples, 9, 2
+
+
+# What the Numba passes cut, and what the Triton kernels do.
+CPU_GRAPHS = {function.__name__: function for function in (degrees, relation_edges, hubs, duplicates)}
+GPU_GRAPHS = {function.__name__: function for function in (sparse, edges, hub, duplicates)}
+GRAPHS = CPU_GRAPHS | GPU_GRAPHS
+
+
+def layer_inputs(
+    name: str, width: int, dtype: torch.dtype, device: str = "cpu", seed: int = 7
+) -> tuple[Tensor, Tensor, ContextGraph, Tensor]:
     """Entities, relations, graph and a mask: of a third, of all of a relation and all of an entity."""
-    rng = np.random.default_rng(7)
+    rng = np.random.default_rng(seed)
     triples, num_entities, num_relations = GRAPHS[name](rng)
-    graph = ContextGraph.from_triples(torch.from_numpy(triples), num_entities, num_relations)
-    x, y = random_rows(graph, width, dtype)
+    graph = ContextGraph.from_triples(torch.from_numpy(triples).to(device), num_entities, num_relations)
+    x, y = random_rows(graph, width, dtype, seed=seed)
     mask = rng.random(len(triples)) < 0.3
     mask |= triples[:, 1] == triples[-1, 1]
     mask |= (triples[:, [0, 2]] == triples[0, 0]).any(1)
-    return x, y, graph, torch.from_numpy(mask)
+    return x.to(device), y.to(device), graph, torch.from_numpy(mask).to(device)
 
 
 def random_rows(
@@ -92,3 +129,23 @@ def layer_results(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> 
         "dL/dentities": grad_x,
         "dL/drelations": grad_y,
     }
+
+
+def pairwise(grid: Mapping[str, Sequence[Any]], times: int = 1) -> list[dict[str, Any]]:
+    """Few combinations of a grid's values, in which any two values of two keys meet so many times."""
+    missing = Counter(
+        {
+            frozenset([(a, x), (b, y)]): times
+            for a, b in itertools.combinations(grid, 2)
+            for x in grid[a]
+            for y in grid[b]
+        }
+    )
+    rest = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    cases = []
+    while missing:
+        pairs = [Counter(map(frozenset, itertools.combinations(case.items(), 2))) for case in rest]
+        best = max(range(len(rest)), key=lambda n: len(missing & pairs[n]))
+        missing -= pairs[best]
+        cases.append(rest.pop(best))
+    return cases
