@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from lightcake_fast.data import read_folder
+from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
@@ -49,6 +50,11 @@ def write_graph(folder: Path, triples: int) -> None:
                 file.writelines(f"Q{h + 1000}\tP{r}\tQ{t + 1000}\n" for h, r, t in block.tolist())
 
 
+def _graph(folder: Path) -> ContextGraph:
+    data = read_folder(folder)
+    return ContextGraph.from_triples(data.train, data.num_entities, data.num_relations)
+
+
 def _experiment(folder: Path) -> Experiment:
     return Experiment(resolve(FLAGS), read_folder(folder))
 
@@ -58,13 +64,12 @@ def _read(folder: Path) -> Callable[[], object]:
 
 
 def _plan(folder: Path) -> Callable[[], object]:
-    experiment = _experiment(folder)
-    return lambda: experiment.graph.plan
+    graph = _graph(folder)
+    return lambda: graph.plan
 
 
 def _layer(folder: Path) -> Callable[[], object]:
-    graph = _experiment(folder).graph
-    _ = graph.plan
+    graph = _graph(folder)
     entities, relations = (
         (torch.rand(rows, LAYER_DIM) - 0.5).requires_grad_()
         for rows in (graph.num_entities, 2 * graph.num_relations)

@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from lightcake_fast.errors import InputError, memory_wanted
+from lightcake_fast.errors import DataWarning, InputError, memory_wanted
 from lightcake_fast.terminal import prepare_streams, silence_stdout
 
 # what a machine lacks, and no other argument mends
@@ -87,6 +87,16 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         with suppress(OSError):  # stderr may have gone too
             print("error:", " ".join(problem.splitlines()), file=sys.stderr)
         return code
+
+
+def _show_warning(
+    otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *place: Any, **more: Any
+) -> None:
+    """A warning of the data as one line, without the place in the code."""
+    if issubclass(category, DataWarning):
+        print("warning:", " ".join(str(message).splitlines()), file=sys.stderr)
+    else:
+        otherwise(message, category, *place, **more)
 
 
 def _flushed(main: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:

@@ -11,6 +11,13 @@ class InputError(ValueError):
     """
 
 
+class DataWarning(UserWarning):
+    """Data is taken as it is, but looks like a mistake, or is not all there.
+
+    Command-line modules print it as one line.
+    """
+
+
 def memory_wanted(error: BaseException) -> str | None:
     """What could not be had, in words, if an error of Python, NumPy or PyTorch says that memory ran out.
 

@@ -42,7 +42,7 @@ Exit codes: 0 done, 1 out of memory or disk space, 2 wrong input, 130 Ctrl-C, 14
 
 
 def train(
-    data: str | Path | KnowledgeGraph | None = None,
+    data: Any = None,
     *,
     callbacks: Iterable[Callback] = (),
     **settings: Any,
@@ -50,8 +50,9 @@ def train(
     """Train a model on a knowledge graph and test it, as the command does.
 
     Args:
-        data: A data set by its name or folder (see `load_dataset`), or one that is at hand; None takes the
-            generated genealogy, or with `resume` the run's own.
+        data: A data set by its name, folder or file (see `load_dataset`), or one that is at hand: a
+            `KnowledgeGraph`, or what its `from_triples` takes, split by `split`. None takes the generated
+            genealogy, or with `resume` the run's own.
         callbacks: Called one after another when an epoch ends, with its record: a dict of `epoch`, `loss`,
             `valid` (metrics), `seconds` and `triples_per_second`. What one raises ends the training.
         settings: The flags of `python -m lightcake_fast.train`, by their names: `score="transe", epochs=30`.
@@ -79,7 +80,7 @@ def train(
 
 
 def _train(
-    data: str | Path | KnowledgeGraph | None,
+    data: Any,
     explicit: Mapping[str, Any],
     reporter: Reporter,
     interrupt: Interrupt,
@@ -89,10 +90,12 @@ def _train(
 ) -> TrainingResult:
     """Train what the settings `explicit` describe, in a run folder that is `kept` or not."""
     at_hand = data if isinstance(data, KnowledgeGraph) else None
-    if data is not None and at_hand is None:
-        if not isinstance(data, str | Path):
-            raise TypeError(f"data: got a {type(data).__name__}, wanted a name, a folder or a KnowledgeGraph")
+    if isinstance(data, str | Path):
         explicit = {**explicit, "dataset": str(data)}
+    elif data is not None:
+        options = {name: value for name, value in explicit.items() if name in ("split", "strip")}
+        explicit = {name: value for name, value in explicit.items() if name not in options}
+        at_hand = at_hand or KnowledgeGraph.from_triples(data, **options)
     if "resume" in explicit:
         run = RunFolder.open(Path(explicit["resume"]).expanduser())
         config = resumed(run.config, explicit).anchored()
@@ -104,7 +107,7 @@ def _train(
         data, config = at_hand, run.config
     else:
         config = resolve(explicit)
-        data = load_dataset(config.dataset, config.data_dir)
+        data = load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
         config = resolve(explicit, len(data.train)).anchored()
         check(config, data)
         run = RunFolder.create(config, data.name, kept=kept)

@@ -7,40 +7,62 @@ from pathlib import Path
 from lightcake_fast.data.family import family
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.public import PUBLIC_DATASETS, public_folder
-from lightcake_fast.data.reader import read_folder
+from lightcake_fast.data.reader import DEFAULT_SPLIT, read_file, read_folder
 from lightcake_fast.data.writer import write_folder
 from lightcake_fast.errors import InputError
 
-__all__ = ["SPLITS", "KnowledgeGraph", "family", "load_dataset", "read_folder", "write_folder"]
+__all__ = [
+    "SPLITS",
+    "KnowledgeGraph",
+    "family",
+    "load_dataset",
+    "read_file",
+    "read_folder",
+    "write_folder",
+]
 
 
-def load_dataset(dataset: str = "family", data_dir: str | Path | None = None) -> KnowledgeGraph:
-    """Load a data set by name or from a folder.
+def load_dataset(
+    dataset: str = "family",
+    data_dir: str | Path | None = None,
+    *,
+    split: str | None = None,
+    strip: bool = False,
+) -> KnowledgeGraph:
+    """Load a data set by name, from a folder or from a file.
 
     Args:
         dataset: `family`, `family:PEOPLE` or `family:PEOPLE:SEED` (generated, see `family`); `fb15k-237`,
-            `wn18rr`, `nell995` or `ddb14`, whatever their case; or the path of a folder (see `read_folder`).
-            A folder with one of these names needs a path with a slash: `./wn18rr`.
+            `wn18rr`, `nell995` or `ddb14`, whatever their case; the path of a folder (see `read_folder`); or
+            of a file with all triples (see `KnowledgeGraph.from_triples`), which are split by chance. A
+            folder with one of these names needs a path with a slash: `./wn18rr`.
         data_dir: Folder with the public data sets' folders in it, looked at first; then come
             `$LIGHTCAKE_FAST_DATA`, the user's cache folder, and a download into the latter.
+        split: Shares of train, valid and test for a file; None takes ".8,.1,.1".
+        strip: Trim names (see `read_folder`).
 
     Raises:
         InputError: There is no such data set, it cannot be downloaded, or its files are wrong.
     """
+    path = Path(dataset).expanduser()
+    if split is not None and not path.is_file():
+        raise InputError(f"split: got {split!r} for {dataset!r}, wanted it for a file of triples alone")
     name = dataset.lower()
     if name.partition(":")[0] == "family":
         return _generate(name)
     if name in PUBLIC_DATASETS:
         place = None if data_dir is None else Path(data_dir).expanduser()
-        return read_folder(public_folder(PUBLIC_DATASETS[name], place), name)
-    folder = Path(dataset).expanduser()
-    if not folder.is_dir():
+        return read_folder(public_folder(PUBLIC_DATASETS[name], place), name, strip=strip)
+    if path.is_file():
+        return read_file(path, split=split or DEFAULT_SPLIT, strip=strip)
+    if not path.is_dir():
         names = ["family", *PUBLIC_DATASETS]
         near = "".join(f" (did you mean {found}?)" for found in difflib.get_close_matches(name, names, 1))
         raise InputError(
-            f"no data set {dataset!r}: wanted one of {', '.join(names)}, or the path of a folder{near}"
+            f"no data set {dataset!r}: wanted one of {', '.join(names)}, or the path of a folder "
+            f"or file{near}"
         )
-    return read_folder(folder)
+    return read_folder(path, strip=strip)
 
 
 def _generate(name: str) -> KnowledgeGraph:

@@ -1,53 +1,51 @@
 """Names become a knowledge graph: ids of 32 bits block by block, each triple once, every relation trained."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.names import FIELDS, Source, odd_names, quote, trim
+from lightcake_fast.data.splitting import split_triples
 from lightcake_fast.errors import InputError
-
-FIELDS = ("head", "relation", "tail")
-_MAX_SHOWN = 60
 
 Ids = NDArray[np.int32]
 
 
-class Source(Protocol):
-    """Where a split's triples come from."""
-
-    def read(self) -> Iterator[list[str]]:
-        """The names of a block of triples: head, relation, tail, head, relation, tail, ..."""
-        ...
-
-    def place(self, row: int) -> str:
-        """Where a triple stands, for messages."""
-        ...
-
-
 def assemble(
     name: str,
-    sources: list[Source],
+    sources: Sequence[Source],
     entity_ids: dict[str, int] | None = None,
     relation_ids: dict[str, int] | None = None,
+    *,
+    ids_from: tuple[str, str] = ("entities.dict", "relations.dict"),
+    strip: bool = False,
+    shares: Sequence[float] = (0.8, 0.1, 0.1),
+    seed: int = 0,
 ) -> KnowledgeGraph:
     """Number the names of train, valid and test, drop what a split holds twice, and check.
 
     Args:
         name: Name of the data set.
-        sources: One for each split; each is read once.
+        sources: One for each split, or one that is to be split; each is read once.
         entity_ids: Ids of the entities' names, in their order; None numbers them by first appearance.
         relation_ids: The same for relations.
+        ids_from: Where these come from, for messages.
+        strip: Trim names (see `trim`).
+        shares: Of the splits, if there is one source.
+        seed: Of the draw, if there is one source.
 
     Raises:
         InputError: A split is empty, a name is not in the ids given, or a relation has no training triple.
     """
     entities = _by_appearance() if entity_ids is None else entity_ids
     relations = _by_appearance() if relation_ids is None else relation_ids
-    triples = [_number(source, entities, relations) for source in sources]
+    triples = [_number(source, entities, relations, ids_from, strip) for source in sources]
+    notes = odd_names(sources, triples, entities, relations)
+    notes += chain.from_iterable(source.notes() for source in sources)
     names = tuple(entities), tuple(relations)
     sizes = len(entities), len(relations)
     del entities, relations  # as large as everything that follows
@@ -57,9 +55,14 @@ def assemble(
         len(triples)
     ):  # each in the place of the one before it: they may be as large as memory
         triples[index] = drop_duplicates(triples[index], *sizes)
+    dropped = [count - len(rows) for count, rows in zip(counts, triples, strict=True)]
+    if len(triples) == 1:
+        triples, told = split_triples(triples[0], *sizes, shares, seed)
+        notes += told
+        dropped += [0, 0]  # before they were split
     train, valid, test = (rows.astype(np.int64) for rows in triples)
-    dropped = (count - len(rows) for count, rows in zip(counts, triples, strict=True))
-    return KnowledgeGraph(name, *names, train, valid, test, dict(zip(SPLITS, dropped, strict=True)))
+    duplicates = dict(zip(SPLITS, dropped, strict=True))
+    return KnowledgeGraph(name, *names, train, valid, test, duplicates, tuple(notes))
 
 
 def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:
@@ -86,11 +89,6 @@ def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:
     return triples[keep]
 
 
-def quote(name: str) -> str:
-    """A name for a message: quoted, control characters escaped, cut when very long."""
-    return repr(name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "...")
-
-
 def _by_appearance() -> dict[str, int]:
     """A dictionary that gives a new name the next number: one look-up a name, seen before or not."""
     ids: defaultdict[str, int] = defaultdict()
@@ -98,17 +96,28 @@ def _by_appearance() -> dict[str, int]:
     return ids
 
 
-def _number(source: Source, entities: dict[str, int], relations: dict[str, int]) -> Ids:
+def _number(
+    source: Source,
+    entities: dict[str, int],
+    relations: dict[str, int],
+    ids_from: tuple[str, str],
+    strip: bool,
+) -> Ids:
     """A split's triples as ids, `[T, 3]`."""
     blocks: list[Ids] = []
-    start = source.place(0)
+    done, start = 0, source.place(0)
     for names in source.read():
+        if strip:
+            names[:] = map(trim, names)
+            if "" in names:
+                row, column = divmod(names.index(""), 3)
+                raise InputError(f"{source.place(done + row)}: got a blank {FIELDS[column]}, wanted a name")
         rows = np.empty((len(names) // 3, 3), np.int32)
-        done = sum(map(len, blocks))
-        rows[:, 1] = _look_up(names[1::3], relations, source, done, FIELDS[1:2], "relations")
+        rows[:, 1] = _look_up(names[1::3], relations, source, done, FIELDS[1:2], ids_from[1])
         del names[1::3]
-        pairs = _look_up(names, entities, source, done, FIELDS[::2], "entities")
+        pairs = _look_up(names, entities, source, done, FIELDS[::2], ids_from[0])
         rows[:, ::2] = pairs.reshape(-1, 2)
+        done += len(rows)
         blocks.append(rows)
     if not blocks:
         raise InputError(f"{start}: no triple, wanted at least one")
@@ -116,18 +125,19 @@ def _number(source: Source, entities: dict[str, int], relations: dict[str, int])
 
 
 def _look_up(
-    names: list[str], ids: dict[str, int], source: Source, done: int, fields: tuple[str, ...], stem: str
+    names: list[str], ids: dict[str, int], source: Source, done: int, fields: tuple[str, ...], ids_from: str
 ) -> Ids:
+    """Ids of names, which are those of `fields` in turn; the first of them stands in row `done`."""
     try:
         return np.fromiter(map(ids.__getitem__, names), np.int32, len(names))
     except KeyError as error:
         name = error.args[0]
         row, column = divmod(names.index(name), len(fields))
-        place = source.place(done + row)
-        raise InputError(f"{place}: {fields[column]} {quote(name)} is not in {stem}.dict") from error
+        problem = f"{fields[column]} {quote(name)} is not in {ids_from}"
+        raise InputError(f"{source.place(done + row)}: {problem}") from error
 
 
-def _check_trained(sources: list[Source], triples: list[Ids], relations: tuple[str, ...]) -> None:
+def _check_trained(sources: Sequence[Source], triples: list[Ids], relations: tuple[str, ...]) -> None:
     """Raise if valid or test has a relation that no training triple has: nothing could be learned of it."""
     trained = np.zeros(len(relations), dtype=bool)
     trained[triples[0][:, 1]] = True

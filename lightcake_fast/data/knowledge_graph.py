@@ -1,18 +1,21 @@
 """The knowledge graph that every other part of the package takes: names and three splits of id triples."""
 
 import hashlib
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import DataWarning, InputError
 
 SPLITS = ("train", "valid", "test")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class KnowledgeGraph:
     """A knowledge graph in three splits.
 
@@ -24,6 +27,7 @@ class KnowledgeGraph:
         valid: See `train`.
         test: See `train`.
         duplicates: Rows dropped per split because an equal row came before.
+        notes: What looked odd in the source or was left out, in words: what reading it warned of.
 
     Raises:
         ValueError: A split is not int64 `[T, 3]`, or holds an id out of range.
@@ -32,10 +36,66 @@ class KnowledgeGraph:
     name: str
     entities: tuple[str, ...]
     relations: tuple[str, ...]
-    train: NDArray[np.int64] = field(repr=False)
-    valid: NDArray[np.int64] = field(repr=False)
-    test: NDArray[np.int64] = field(repr=False)
+    train: NDArray[np.int64]
+    valid: NDArray[np.int64]
+    test: NDArray[np.int64]
     duplicates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_triples(
+        cls,
+        triples: Any,
+        valid: Any = None,
+        test: Any = None,
+        *,
+        split: Sequence[float] | str = (0.8, 0.1, 0.1),
+        seed: int = 0,
+        name: str | None = None,
+        strip: bool = False,
+    ) -> "KnowledgeGraph":
+        """Make a knowledge graph from triples of names, wherever they are.
+
+        Args:
+            triples: (head, relation, tail) as a list, an array or a pandas DataFrame (its columns of these
+                names, or its only three); the path of a `.tsv`, `.txt` or `.csv` file, of N-Triples (`.nt`,
+                without the triples that have a literal), each plain or `.gz`, or of a Parquet file; a
+                networkx `MultiDiGraph`, with relations in `relation` of its edges or in their keys; a PyKEEN
+                `TriplesFactory`; a PyTorch Geometric `Data` with `edge_type` or `HeteroData`. The last three
+                keep their ids, where they have no names these are numbers.
+            valid: The validation triples, in any of these forms; `triples` is training then.
+            test: The test triples, likewise.
+            split: Shares of train, valid and test of triples that come without these two. A triple is held
+                out if its head, tail and relation have others left in training; where too few are such,
+                entities lose their last one, and a warning says how many.
+            seed: Seed of the split; equal arguments give equal splits.
+            name: Name of the data set; None takes the file's, or "triples".
+            strip: Trim names: spaces of any kind and byte order marks around them are left out.
+
+        Raises:
+            TypeError: A name is no string, or nothing of this kind is known.
+            InputError: A triple is incomplete, a file is wrong, or a relation has no training triple.
+
+        Warns:
+            DataWarning: A first triple looks like a header, names differ in the blanks around them alone,
+                something was left out, or the split could not keep all entities in training.
+        """
+        from lightcake_fast.data.sources import graph_of  # builds on this class
+
+        made = graph_of(triples, valid, test, split=split, seed=seed, name=name, strip=strip)
+        return made.warned()
+
+    def warned(self) -> "KnowledgeGraph":
+        """The graph itself, after a `DataWarning` for each of its notes."""
+        for note in self.notes:
+            warnings.warn(note, DataWarning, stacklevel=3)
+        return self
+
+    def __repr__(self) -> str:
+        """One line."""
+        sizes = [f"{self.num_entities:,} entities", f"{self.num_relations:,} relations"]
+        sizes += [f"{len(self.split(split)):,} {split}" for split in SPLITS]
+        return f"KnowledgeGraph({self.name!r}, {', '.join(sizes)} triples)"
 
     def __post_init__(self) -> None:
         limit = np.array([self.num_entities, self.num_relations, self.num_entities])
@@ -79,10 +139,49 @@ class KnowledgeGraph:
         """Hex SHA-256 of names and triples, in id order: equal for equal data, whatever its file format."""
         digest = hashlib.sha256()
         for names in (self.entities, self.relations):
-            digest.update(f"{len(names)} names\n".encode())
-            digest.update("\n".join(names).encode())
+            kind, text = "names", "\n".join(names)
+            if text.count("\n") >= len(names):  # of names that hold some: no other names may read the same
+                kind = "names escaped"
+                text = "\n".join(name.replace("\\", "\\\\").replace("\n", "\\n") for name in names)
+            digest.update(f"{len(names)} {kind}\n".encode())
+            digest.update(text.encode())
         for split in SPLITS:
             triples = self.split(split)
             digest.update(f"\n{split} {len(triples)}\n".encode())
             digest.update(np.ascontiguousarray(triples, dtype="<i8").tobytes())
         return digest.hexdigest()
+
+    def to_pykeen(self, split: str = "train") -> Any:
+        """A split as PyKEEN `TriplesFactory` with this graph's names and ids; needs pykeen.
+
+        Raises:
+            InputError: There is no such split.
+        """
+        import torch
+        from pykeen.triples import TriplesFactory
+
+        return TriplesFactory(
+            torch.from_numpy(self.split(split)),
+            entity_to_id={name: number for number, name in enumerate(self.entities)},
+            relation_to_id={name: number for number, name in enumerate(self.relations)},
+        )
+
+    def to_pyg(self, split: str = "train") -> Any:
+        """A split as PyTorch Geometric `Data`: `edge_index`, `edge_type` and names; needs torch_geometric.
+
+        Its `entity_names` and `relation_names` are lists by id, which `from_triples` takes up.
+
+        Raises:
+            InputError: There is no such split.
+        """
+        import torch
+        from torch_geometric.data import Data
+
+        triples = torch.from_numpy(self.split(split))
+        return Data(
+            edge_index=triples[:, ::2].T.contiguous(),
+            edge_type=triples[:, 1].contiguous(),
+            num_nodes=self.num_entities,
+            entity_names=list(self.entities),
+            relation_names=list(self.relations),
+        )

@@ -16,18 +16,21 @@ FORMAT = "lightcake_fast 1"  # a change of what a reader makes of a file, or of 
 SMALLEST_BYTES = 1 << 25  # smaller sets are read in about a second
 
 
-def kept(files: Sequence[Path], read: Callable[[], KnowledgeGraph], name: str) -> KnowledgeGraph:
+def kept(
+    files: Sequence[Path], read: Callable[[], KnowledgeGraph], name: str, options: str
+) -> KnowledgeGraph:
     """What `read` makes of files, or made of the same content before.
 
     Args:
         files: What is read, in the order in which it counts.
         read: Reads them.
         name: Name of the data set.
+        options: Whatever else decides what comes of them.
     """
     if sum(path.stat().st_size for path in files) < SMALLEST_BYTES:
         return read()
     try:
-        place = cache_folder() / "prepared" / f"{content_key(files)}.safetensors"
+        place = cache_folder() / "prepared" / f"{content_key(files, options)}.safetensors"
     except (OSError, RuntimeError):  # a file that cannot be read, of which the reader tells; no home
         return read()
     found = load(place, name)
@@ -36,7 +39,7 @@ def kept(files: Sequence[Path], read: Callable[[], KnowledgeGraph], name: str) -
     graph = read()
     with suppress(OSError):  # a cache that is full or read-only is none
         place.parent.mkdir(parents=True, exist_ok=True)
-        save(place, graph)
+        save(place, graph, files[0].parent)
     return graph
 
 
@@ -52,25 +55,29 @@ def load(place: Path, name: str) -> KnowledgeGraph | None:
         )
         train, valid, test = (arrays[split].astype(np.int64) for split in SPLITS)
         dropped = dict(zip(SPLITS, arrays["duplicates"].tolist(), strict=True))
-        return KnowledgeGraph(name, entities, relations, train, valid, test, dropped)
+        notes = tuple(arrays["notes"].tobytes().decode().split("\0"))
+        return KnowledgeGraph(
+            name, entities, relations, train, valid, test, dropped, tuple(filter(None, notes))
+        )
     except (OSError, ValueError, KeyError, SafetensorError):
         return None
 
 
-def save(place: Path, graph: KnowledgeGraph) -> None:
-    """Keep a graph whose names hold no NUL."""
+def save(place: Path, graph: KnowledgeGraph, folder: Path) -> None:
+    """Keep a graph whose names hold no NUL; its notes forget the folder, which may be another next time."""
     from safetensors.numpy import save_file
 
     arrays = {split: graph.split(split).astype(np.int32) for split in SPLITS}
-    for field, names in (("entities", graph.entities), ("relations", graph.relations)):
-        arrays[field] = np.frombuffer("\0".join(names).encode(), np.uint8)
+    notes = [note.replace(f"{folder}{os.sep}", "") for note in graph.notes]
+    for field, texts in (("entities", graph.entities), ("relations", graph.relations), ("notes", notes)):
+        arrays[field] = np.frombuffer("\0".join(texts).encode(), np.uint8)
     arrays["duplicates"] = np.array([graph.duplicates[split] for split in SPLITS])
     replace_file(place, lambda temporary: save_file(arrays, temporary))
 
 
-def content_key(files: Sequence[Path]) -> str:
-    """A hash of the files' names, without their folders, and of their content."""
-    digest = hashlib.blake2b(FORMAT.encode(), digest_size=20)
+def content_key(files: Sequence[Path], options: str = "") -> str:
+    """A hash of the files' names, without their folders, of their content and of options."""
+    digest = hashlib.blake2b(f"{FORMAT} {options}".encode(), digest_size=20)
     for path in files:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

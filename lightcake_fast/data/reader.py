@@ -5,17 +5,19 @@ from itertools import chain
 from pathlib import Path
 
 from lightcake_fast.data import prepared
-from lightcake_fast.data.assembly import FIELDS, assemble, quote
+from lightcake_fast.data.assembly import assemble
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.names import FIELDS, quote, trim
 from lightcake_fast.data.table import Table
 from lightcake_fast.errors import InputError
 
 TRIPLE_SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 ID_SUFFIXES = (".dict", ".dict.gz")
 ID_FIELDS = ("id", "name")
+DEFAULT_SPLIT = ".8,.1,.1"
 
 
-def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
+def read_folder(folder: Path, name: str | None = None, *, strip: bool = False) -> KnowledgeGraph:
     """Read a data set from a folder.
 
     The folder holds `train`, `valid` and `test` as `.txt` or `.tsv`, plain or with `.gz`: one triple a line,
@@ -29,6 +31,7 @@ def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
     Args:
         folder: The folder.
         name: Name of the data set; None takes the folder's.
+        strip: Trim names: spaces of any kind and byte order marks around them are left out.
 
     Raises:
         InputError: Something in it is wrong. The message names the file and, where there is one, the line.
@@ -40,9 +43,33 @@ def read_folder(folder: Path, name: str | None = None) -> KnowledgeGraph:
     name = name or folder.resolve().name
 
     def read() -> KnowledgeGraph:
-        return assemble(name, [Table(path, FIELDS) for path in splits], *map(_read_ids, ids))
+        known = [_read_ids(path, strip) for path in ids]
+        return assemble(name, [Table(path, FIELDS) for path in splits], *known, strip=strip)
 
-    return prepared.kept([*splits, *filter(None, ids)], read, name)
+    return prepared.kept([*splits, *filter(None, ids)], read, name, f"strip {strip}").warned()
+
+
+def read_file(
+    path: Path, name: str | None = None, *, split: str = DEFAULT_SPLIT, strip: bool = False
+) -> KnowledgeGraph:
+    """Read all triples from one file and split them by chance, always in the same way.
+
+    Args:
+        path: The file (see `KnowledgeGraph.from_triples`).
+        name: Name of the data set; None takes the file's.
+        split: Shares of train, valid and test, with commas between them.
+        strip: As in `read_folder`.
+
+    Raises:
+        InputError: As in `read_folder`; or the shares are wrong.
+    """
+    from lightcake_fast.data.sources import graph_of
+
+    def read() -> KnowledgeGraph:
+        return graph_of(path, None, None, split=split, seed=0, name=name, strip=strip)
+
+    name = name or path.name.partition(".")[0]
+    return prepared.kept([path], read, name, f"split {split} strip {strip}").warned()
 
 
 def find_file(folder: Path, stem: str, suffixes: Iterable[str]) -> Path | None:
@@ -69,13 +96,15 @@ def _find_split(folder: Path, split: str) -> Path:
     return path
 
 
-def _read_ids(path: Path | None) -> dict[str, int] | None:
+def _read_ids(path: Path | None, strip: bool) -> dict[str, int] | None:
     """Names in the order of their ids, mapped to them; None without an id file."""
     if path is None:
         return None
     table = Table(path, ID_FIELDS)
     numbers_and_names = list(chain.from_iterable(table.read()))
     numbers, names = numbers_and_names[0::2], numbers_and_names[1::2]
+    if strip:
+        names = [trim(name) for name in names]
     by_id: dict[int, str] = {}
     ids: dict[str, int] = {}
     for row, (number, name) in enumerate(zip(numbers, names, strict=True)):

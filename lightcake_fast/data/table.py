@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,19 +22,26 @@ class Table:
     Attributes:
         path: The file.
         fields: What a line holds, for the message about a line that does not.
-        blank_lines: Numbers of the blank lines read so far, ascending, from 1.
+        blank_lines: Numbers of the lines read so far that hold no row, ascending, from 1.
     """
 
     path: Path
     fields: tuple[str, ...]
     blank_lines: list[int] = field(default_factory=list)
+    _separator: ClassVar[str] = "<TAB>"  # in messages
 
     def place(self, row: int) -> str:
         """`file:line` of a row, for messages."""
         line = row + 1
         for blank in self.blank_lines:
-            line += blank <= line
+            if blank > line:
+                break
+            line += 1
         return f"{self.path}:{line}"
+
+    def notes(self) -> list[str]:
+        """What was left out, in words: nothing."""
+        return []
 
     def read(self) -> Iterator[list[str]]:
         """The names of a block of rows, row after row: `len(fields)` for each.
@@ -72,18 +79,21 @@ class Table:
             return text.replace("\n", "\t").split("\t")
         found: list[str] = []
         for number, row in enumerate(text.split("\n"), line):
-            names = row.split("\t")
-            if len(names) == len(self.fields):
-                if "" in names:
-                    problem = f"an empty {self.fields[names.index('')]}"
-                    raise InputError(f"{self.path}:{number}: got {problem}, {self._wanted}")
-                found += names
-            elif len(names) == 1 and not row.strip():
-                self.blank_lines.append(number)
-            else:
-                count = f"{len(names)} field{'s' * (len(names) > 1)}"
-                raise InputError(f"{self.path}:{number}: got {count}, {self._wanted}")
+            found += self._row(row.split("\t"), number)
         return found
+
+    def _row(self, names: list[str], line: int) -> list[str]:
+        """The names of a line if they are as many as wanted; none if it is blank."""
+        if len(names) == 1 and not names[0].strip():
+            self.blank_lines.append(line)
+            return []
+        if len(names) != len(self.fields):
+            count = f"{len(names)} field{'s' * (len(names) > 1)}"
+        elif "" in names:
+            count = f"an empty {self.fields[names.index('')]}"
+        else:
+            return names
+        raise InputError(f"{self.path}:{line}: got {count}, wanted {self._separator.join(self.fields)}")
 
     def _is_regular(self, block: bytes) -> bool:
         """Whether every line has its fields, none of them empty: told from where tabs and line ends lie."""
@@ -93,10 +103,6 @@ class Table:
             return False
         ends: np.ndarray[Any, np.dtype[np.bool_]] = data[marks].reshape(-1, len(self.fields)) == _LINE_END
         return bool(ends[:, -1].all() and not ends[:, :-1].any())
-
-    @property
-    def _wanted(self) -> str:
-        return f"wanted {'<TAB>'.join(self.fields)}"
 
     def _decode(self, block: bytes, line: int) -> str:
         position = block.find(b"\0")

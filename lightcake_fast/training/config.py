@@ -97,12 +97,24 @@ class TrainingConfig:
     """
 
     dataset: str = _flag(
-        "family (generated), fb15k-237, wn18rr, nell995, ddb14, or the path of a folder with train, valid "
-        "and test as .txt or .tsv, plain or .gz (default: family)",
+        "family (generated), fb15k-237, wn18rr, nell995, ddb14, the path of a folder with train, valid and "
+        "test as .txt or .tsv, plain or .gz, or of a file of triples: .tsv, .csv, .nt, .parquet (default: "
+        "family)",
         "data and folders",
         "family",
         metavar="NAME",
         on_resume=True,
+    )
+    split: str | None = _flag(
+        "shares of train, valid and test, for a data set that is one file (default: .8,.1,.1)",
+        "data and folders",
+        None,
+        metavar="T,V,T",
+    )
+    strip: bool = _flag(
+        "trim names: leave out spaces of any kind and byte order marks around them",
+        "data and folders",
+        False,
     )
     data_dir: str | None = _flag(
         "folder that holds the public data sets; else $LIGHTCAKE_FAST_DATA, the cache folder, a download",

@@ -184,13 +184,13 @@ class RunFolder:
         Raises:
             InputError: It is not there, or its files are wrong.
         """
-        moved = config.dataset == self.config.dataset and not Path(config.dataset).is_dir()
+        moved = config.dataset == self.config.dataset and not Path(config.dataset).exists()
         if moved and dataset_key(config.dataset) is None:
             raise InputError(
-                f"{self.path}: its data set was the folder {config.dataset}, which is not there now: "
+                f"{self.path}: its data set was {config.dataset}, which is not there now: "
                 "wanted its new place, with --dataset"
             )
-        return load_dataset(config.dataset, config.data_dir)
+        return load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
 
     def update(self, config: TrainingConfig) -> None:
         """Save the configuration of a run that goes on with other flags."""

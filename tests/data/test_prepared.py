@@ -25,9 +25,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the data sets that were read from their own files."""
     found: list[str] = []
 
-    def counted(name: str, *arguments: object) -> KnowledgeGraph:
+    def counted(name: str, *arguments: object, **options: object) -> KnowledgeGraph:
         found.append(name)
-        return assembly.assemble(name, *arguments)  # type: ignore[arg-type]
+        return assembly.assemble(name, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr("lightcake_fast.data.reader.assemble", counted)
     return found

@@ -51,6 +51,8 @@ LAYERS = {
 }
 # The `plots` extra, imported by what draws; and pandas, by answers that become its frames.
 OPTIONAL = {
+    "lightcake_fast.data.knowledge_graph": {"pykeen", "torch_geometric"},
+    "lightcake_fast.data.sources": {"pandas"},
     "lightcake_fast.inference.answers": {"pandas"},
     "lightcake_fast.inference.figure": {"matplotlib"},
     "lightcake_fast.inference.fonts": {"matplotlib"},

@@ -1,0 +1,105 @@
+"""Files of triples by their suffix: tab- or comma-separated text, and N-Triples."""
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from lightcake_fast.data.names import FIELDS
+from lightcake_fast.data.table import Table
+from lightcake_fast.errors import InputError
+
+_ROWS = 1 << 16
+_STATEMENT = re.compile(
+    r"\s*(<[^<>\s]*>|_:\S+)\s*(<[^<>\s]*>)\s*(<[^<>\s]*>|_:\S+?|\"(?:[^\"\\]|\\.)*\"\S*?)\s*\.\s*(?:#.*)?"
+)
+_ESCAPE = re.compile(r"\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})")
+
+
+class CsvTable(Table):
+    """A comma-separated file; names with commas, quotes or line ends stand in double quotes."""
+
+    _separator: ClassVar[str] = ","
+
+    def read(self) -> Iterator[list[str]]:
+        """As in `Table`."""
+        rows = csv.reader(self._lines(), strict=True)
+        names: list[str] = []
+        line = 0
+        try:
+            for row in rows:
+                first, line = line + 1, rows.line_num
+                names += self._row(row or [""], first)
+                self.blank_lines += range(first + 1, line + 1)  # of a name with line ends
+                if len(names) >= _ROWS:
+                    yield names
+                    names = []
+        except csv.Error as error:
+            raise InputError(f"{self.path}:{rows.line_num}: no comma-separated values ({error})") from error
+        if names:
+            yield names
+
+    def _lines(self) -> Iterator[str]:
+        line = 1
+        for block in self._blocks():
+            yield from io.StringIO(self._decode(block, line), newline="\n")
+            line += block.count(b"\n")
+
+
+@dataclass
+class NTriples(Table):
+    """N-Triples: IRIs, without their angle brackets, and blank nodes are names.
+
+    Attributes:
+        literals: Statements about a literal so far: it is no entity, so they are left out.
+    """
+
+    literals: int = 0
+
+    def _split(self, block: bytes, line: int) -> list[str]:
+        found: list[str] = []
+        for number, row in enumerate(self._decode(block, line).removesuffix("\n").split("\n"), line):
+            statement = _STATEMENT.fullmatch(row)
+            if statement is not None and not statement[3].startswith('"'):
+                found += map(_name, statement.groups())
+                continue
+            self.blank_lines.append(number)
+            if statement is not None:
+                self.literals += 1
+            elif row.strip() and not row.lstrip().startswith("#"):
+                raise InputError(f"{self.path}:{number}: got no N-Triples, wanted <head> <relation> <tail> .")
+        return found
+
+    def notes(self) -> list[str]:
+        """What was left out, in words."""
+        return [f"{self.path.name}: {self.literals:,} triples with a literal are left out"] * bool(
+            self.literals
+        )
+
+
+def _name(node: str) -> str:
+    """An IRI without brackets and escapes, or a blank node as it is."""
+    if not node.startswith("<"):
+        return node
+    if "\\" not in node:
+        return node[1:-1]
+    return _ESCAPE.sub(lambda escape: chr(int(escape[1] or escape[2], 16)), node[1:-1])
+
+
+_KINDS: dict[str, type[Table]] = {".tsv": Table, ".txt": Table, ".csv": CsvTable, ".nt": NTriples}
+FILE_SUFFIXES = (*_KINDS, *(f"{suffix}.gz" for suffix in _KINDS))
+
+
+def open_table(path: Path) -> Table:
+    """The triples of a text file.
+
+    Raises:
+        InputError: Its suffix tells of no kind that is read.
+    """
+    suffix = (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
+    if suffix not in _KINDS:
+        raise InputError(f"{path}: got {suffix or 'no suffix'}, wanted one of {', '.join(FILE_SUFFIXES)}")
+    return _KINDS[suffix](path, FIELDS)

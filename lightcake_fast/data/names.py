@@ -1,0 +1,95 @@
+"""Names and where they come from; what looks like a mistake in them, and is kept as it is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIELDS = ("head", "relation", "tail")
+_MAX_SHOWN = 60
+# spaces of any kind, spaces of no width, and a byte order mark in the middle of a file
+_BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\u200b\u2060\ufeff"
+_HEADERS = (
+    {"head", "h", "subject", "s", "source", "from"},
+    {"relation", "r", "rel", "predicate", "p", "edge", "type", "label"},
+    {"tail", "t", "object", "o", "target", "to"},
+)
+
+
+class Source(Protocol):
+    """Where a split's triples come from."""
+
+    def read(self) -> Iterator[list[str]]:
+        """The names of a block of triples: head, relation, tail, head, relation, tail, ..."""
+        ...
+
+    def place(self, row: int) -> str:
+        """Where a triple stands, for messages."""
+        ...
+
+    def notes(self) -> list[str]:
+        """What was left out, in words."""
+        ...
+
+
+def quote(name: str) -> str:
+    """A name for a message: quoted, control characters escaped, cut when very long."""
+    return repr(name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "...")
+
+
+def trim(name: str) -> str:
+    """A name without what nobody sees around it: spaces of any kind and byte order marks."""
+    return name.strip(_BLANKS)
+
+
+def odd_names(
+    sources: Sequence[Source],
+    triples: Sequence[NDArray[Any]],
+    entities: Mapping[str, int],
+    relations: Mapping[str, int],
+) -> list[str]:
+    """What looks like a mistake, each with the place where it stands first.
+
+    Args:
+        sources: One for each part of the data.
+        triples: Their triples as ids `[T, 3]`.
+        entities: The entities' names and their ids.
+        relations: The same for relations.
+    """
+    notes = []
+    names = list(relations)
+    for source, rows in zip(sources, triples, strict=True):
+        relation = names[rows[0, 1]].lower()
+        if relation in _HEADERS[1]:
+            everything = list(entities)
+            head, tail = (everything[rows[0, column]] for column in (0, 2))
+            if head.lower() in _HEADERS[0] and tail.lower() in _HEADERS[2]:
+                line = f"{quote(head)}, {quote(names[rows[0, 1]])}, {quote(tail)}"
+                notes.append(f"{source.place(0)}: {line} is taken for a triple: remove it if it is a header")
+    for kind, ids, columns in (("entity", entities, (0, 2)), ("relation", relations, (1,))):
+        twins = _twins(ids)
+        if twins:
+            odd, plain = twins[0]
+            places = (
+                f"{source.place(int(found[0]))}: "
+                for source, rows in zip(sources, triples, strict=True)
+                if len(found := np.flatnonzero((rows[:, columns] == ids[odd]).any(axis=1)))
+            )
+            more = f" (and {len(twins) - 1:,} more such names)" * (len(twins) > 1)
+            difference = f"{kind} {quote(odd)} differs from {quote(plain)} in blanks around it alone"
+            notes.append(f"{next(places, '')}{difference}{more}; strip trims names")
+    return notes
+
+
+def _twins(ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Names with blanks around them, each with another name that is the same without."""
+    first: dict[str, str] = {}
+    twins = []
+    for name in ids:
+        plain = trim(name)
+        if plain != name:
+            other = plain if plain in ids else first.setdefault(plain, name)
+            if other != name:
+                twins.append((name, other))
+    return twins

@@ -1,0 +1,364 @@
+"""Knowledge graphs from what Python, files and other libraries hold, and back."""
+
+import gzip
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.data.splitting import parse_shares, split_triples
+from lightcake_fast.errors import DataWarning, InputError
+from tests.data.test_reader import named, write
+
+TRAIN = [("a", "r", "b"), ("b", "s", "c"), ("c", "r", "a"), ("a", "r", "b")]
+VALID, TEST = [("a", "s", "c")], [("c", "s", "d")]
+CSV = 'a,r,b\n\nb,s,c\r\n"c","r",a\na,r,b\n'
+TRIPLES = (
+    "<http://x/a> <http://x/r> <http://x/b> .\n# a remark\n\n_:n1 <http://x/r> <http://x/\\u00e9>. # end\n"
+)
+LITERALS = (
+    '<http://x/a> <http://x/name> "A \\"b\\" . <c>"@en-GB .\n'
+    '<http://x/a>\t<http://x/age>\t"7"^^<http://x/int>.\n'
+)
+MANY = [(f"e{n % 40}", f"r{n % 3}", f"e{(7 * n + 1) % 40}") for n in range(200)]
+
+
+def assert_same(actual: KnowledgeGraph, expected: KnowledgeGraph) -> None:
+    assert actual.fingerprint == expected.fingerprint
+
+
+@pytest.fixture(scope="module")
+def expected() -> KnowledgeGraph:
+    return KnowledgeGraph.from_triples(TRAIN, VALID, TEST)
+
+
+def to_frame(rows: Sequence[tuple[str, ...]], columns: str = "xyz") -> Any:
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(rows, columns=list(columns))
+
+
+def to_other_frame(rows: Sequence[tuple[str, ...]]) -> Any:
+    frame = to_frame([(t, "?", h, r) for h, r, t in rows], "twhr")
+    return frame.rename(columns={"h": "head", "r": "relation", "t": "tail"})
+
+
+def to_networkx(rows: Sequence[tuple[str, ...]]) -> Any:
+    graph = pytest.importorskip("networkx").MultiDiGraph()
+    for number, (head, relation, tail) in enumerate(rows):
+        graph.add_edge(head, tail, **({"key": number, "relation": relation} if number else {"key": relation}))
+    return graph
+
+
+@pytest.mark.parametrize(
+    "form",
+    [list, iter, np.array, lambda rows: np.array(rows, object), lambda rows: [list(row) for row in rows]],
+    ids=["list", "iterator", "array", "array of objects", "lists"],
+)
+def test_python_s_own(form: Callable[[Any], Any], expected: KnowledgeGraph) -> None:
+    assert_same(KnowledgeGraph.from_triples(form(TRAIN), form(VALID), form(TEST)), expected)
+    assert named(expected, "train") == TRAIN[:3]
+    assert expected.duplicates == {"train": 1, "valid": 0, "test": 0}
+    assert expected.entities == ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize("form", [to_frame, to_other_frame, to_networkx])
+def test_other_libraries_containers(form: Callable[[Any], Any], expected: KnowledgeGraph) -> None:
+    graph = KnowledgeGraph.from_triples(form(TRAIN), form(VALID), form(TEST))
+    assert {split: sorted(named(graph, split)) for split in ("train", "valid", "test")} == {
+        split: sorted(named(expected, split)) for split in ("train", "valid", "test")
+    }
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("suffix", ["tsv", "txt", "csv", "CSV"])
+def test_files(tmp_path: Path, expected: KnowledgeGraph, suffix: str, packed: bool) -> None:
+    text = CSV if suffix.lower() == "csv" else "".join("\t".join(row) + "\n" for row in TRAIN)
+    path = tmp_path / f"films.v2.{suffix}{'.gz' * packed}"
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    graph = KnowledgeGraph.from_triples(path, VALID, TEST)
+    assert_same(graph, expected)
+    assert graph.name == "films"
+
+
+def test_comma_separated_values_may_hold_anything(tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text('a,"r, s","b\n""c"""\n b,t,"d\te"\n')
+    graph = KnowledgeGraph.from_triples(tmp_path / "odd.csv", [("a", "t", "x")], [("a", "t", "y")])
+    assert named(graph, "train") == [("a", "r, s", 'b\n"c"'), (" b", "t", "d\te")]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("a,r,b\na,r\n", "x.csv:2: got 2 fields, wanted head,relation,tail"),
+        ('a,"r\n\n",b\na,,b\n', "x.csv:4: got an empty relation, wanted head,relation,tail"),
+        ('a,r,"b\n', "x.csv:1: no comma-separated values"),
+        ("a;r;b\n", "x.csv:1: got 1 field, wanted head,relation,tail"),
+        ("", "x.csv:1: no triple, wanted at least one"),
+    ],
+)
+def test_wrong_comma_separated_values(tmp_path: Path, content: str, problem: str) -> None:
+    (tmp_path / "x.csv").write_text(content)
+    with pytest.raises(InputError) as caught:
+        KnowledgeGraph.from_triples(tmp_path / "x.csv", VALID, TEST)
+    assert problem in str(caught.value)
+
+
+def test_the_line_of_a_row_after_a_name_with_a_line_end(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('"a\n",r,b\na,new,b\n')
+    with pytest.raises(InputError, match=r"x\.csv:3: relation 'new' has no training triple"):
+        KnowledgeGraph.from_triples(TRAIN, tmp_path / "x.csv", TEST)
+
+
+def test_n_triples(tmp_path: Path) -> None:
+    path = tmp_path / "x.nt"
+    path.write_text(TRIPLES + LITERALS)
+    held = [("http://x/a", "http://x/r", "_:n1")]
+    with pytest.warns(DataWarning, match=r"x\.nt: 2 triples with a literal are left out"):
+        graph = KnowledgeGraph.from_triples(path, held, held)
+    assert named(graph, "train") == [
+        ("http://x/a", "http://x/r", "http://x/b"),
+        ("_:n1", "http://x/r", "http://x/é"),
+    ]
+    path.write_text(TRIPLES + LITERALS + "<http://x/a> <http://x/r> <http://x/b>\n")
+    with pytest.raises(InputError, match=r"x\.nt:7: got no N-Triples, wanted <head> <relation> <tail> \."):
+        KnowledgeGraph.from_triples(path, held, held)
+    path.write_text(LITERALS + TRIPLES + "<http://x/a> <http://x/s> <http://x/b> .\n")
+    with pytest.raises(InputError, match=r"x\.nt:7: relation 'http://x/s' has no training triple"):
+        KnowledgeGraph.from_triples(held, held, path)
+
+
+def test_parquet(tmp_path: Path, expected: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame, pandas = to_other_frame(TRAIN), pytest.importorskip("pandas")
+    monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
+    assert_same(KnowledgeGraph.from_triples(tmp_path / "x.parquet", VALID, TEST), expected)
+
+    def lacking(path: Path) -> None:
+        raise ImportError("pyarrow or fastparquet is required")
+
+    monkeypatch.setattr(pandas, "read_parquet", lacking)
+    with pytest.raises(InputError, match=r"x\.parquet: Parquet is read by pandas and pyarrow \(pyarrow or"):
+        KnowledgeGraph.from_triples(tmp_path / "x.parquet", VALID, TEST)
+
+
+def test_pykeen_and_back(expected: KnowledgeGraph) -> None:
+    pytest.importorskip("pykeen")
+    factories = [expected.to_pykeen(split) for split in ("train", "valid", "test")]
+    assert factories[0].num_entities == 4
+    graph = KnowledgeGraph.from_triples(*factories)
+    assert_same(graph, expected)
+    assert graph.entities == expected.entities
+
+
+def test_pyg_and_back(expected: KnowledgeGraph) -> None:
+    pytest.importorskip("torch_geometric")
+    data = [expected.to_pyg(split) for split in ("train", "valid", "test")]
+    assert data[0].edge_index.tolist() == [[0, 1, 2], [1, 2, 0]]
+    assert data[0].edge_type.tolist() == [0, 1, 0]
+    assert_same(KnowledgeGraph.from_triples(*data), expected)
+    for item in data:
+        del item.entity_names, item.relation_names
+    graph = KnowledgeGraph.from_triples(*data)
+    assert (graph.entities, graph.relations) == (("0", "1", "2", "3"), ("0", "1"))
+    assert graph.train.tolist() == expected.train.tolist()
+    del data[0].edge_type
+    with pytest.raises(InputError, match="triples: got Data without edge_type"):
+        KnowledgeGraph.from_triples(*data)
+
+
+def test_pyg_of_several_types() -> None:
+    torch = pytest.importorskip("torch")
+    data = pytest.importorskip("torch_geometric.data").HeteroData()
+    data["author"].num_nodes, data["paper"].num_nodes = 2, 3
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 1], [2, 0, 1]])
+    data["paper", "to", "paper"].edge_index = torch.tensor([[0, 1], [1, 2]])
+    data["paper", "to", "author"].edge_index = torch.tensor([[0, 2], [0, 1]])
+    with pytest.warns(DataWarning, match="no training triple"):
+        graph = KnowledgeGraph.from_triples(data, split=(0.4, 0.3, 0.3))
+    assert graph.entities == ("author:0", "author:1", "paper:0", "paper:1", "paper:2")
+    assert graph.relations == ("writes", "paper__to__paper", "paper__to__author")
+    triples = [row for split in ("train", "valid", "test") for row in named(graph, split)]
+    assert sorted(triples) == sorted(
+        [
+            ("author:0", "writes", "paper:2"),
+            ("author:1", "writes", "paper:0"),
+            ("author:1", "writes", "paper:1"),
+            ("paper:0", "paper__to__paper", "paper:1"),
+            ("paper:1", "paper__to__paper", "paper:2"),
+            ("paper:0", "paper__to__author", "author:0"),
+            ("paper:2", "paper__to__author", "author:1"),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("triples", "error", "problem"),
+    [
+        ([("a", "r", 7)], TypeError, r"triples\[0\]: got 7 for the tail, wanted a string"),
+        ([*TRAIN, (float("nan"), "r", "b")], TypeError, r"triples\[4\]: got nan for the head"),
+        ([*TRAIN, ("a", None, "b")], TypeError, r"triples\[4\]: got None for the relation"),
+        ([(b"a", "r", "b")], TypeError, r"triples\[0\]: got b'a' for the head"),
+        (np.zeros((2, 3), int), TypeError, r"triples\[0\]: got 0 for the head"),
+        (["arb"], TypeError, r"triples\[0\]: got 'arb', wanted \(head, relation, tail\)"),
+        ([3], TypeError, r"triples\[0\]: got 3, wanted"),
+        (b"file", TypeError, "triples: got bytes, wanted an array, list or DataFrame"),
+        (7, TypeError, "triples: got int, wanted an array"),
+        ([*TRAIN, ("a", "b")], InputError, r"triples\[4\]: got 2 names, wanted head, relation and tail"),
+        ([*TRAIN, ("a", "", "b")], InputError, r"triples\[4\]: got an empty relation, wanted a name"),
+        ([], InputError, r"triples\[0\]: no triple, wanted at least one"),
+        ("nowhere.tsv", InputError, r"nowhere\.tsv: cannot be read \(No such file or directory\)"),
+        ("films.xlsx", InputError, r"films\.xlsx: got \.xlsx, wanted one of \.tsv, \.txt"),
+    ],
+)
+def test_mistakes(triples: Any, error: type[Exception], problem: str) -> None:
+    with pytest.raises(error, match=problem):
+        KnowledgeGraph.from_triples(triples)
+
+
+def test_wrong_containers() -> None:
+    with pytest.raises(InputError, match="triples: got columns a, b, wanted head, relation and tail"):
+        KnowledgeGraph.from_triples(to_frame([("x", "y")], "ab"))
+    networkx = pytest.importorskip("networkx")
+    with pytest.raises(InputError, match="triples: got a DiGraph, wanted a MultiDiGraph"):
+        KnowledgeGraph.from_triples(networkx.DiGraph())
+    with pytest.raises(InputError, match="got one of them, wanted both"):
+        KnowledgeGraph.from_triples(TRAIN, VALID)
+
+
+def test_nothing_is_imported_that_was_not_given() -> None:
+    code = (
+        "import sys; from lightcake_fast import KnowledgeGraph\n"
+        f"KnowledgeGraph.from_triples({MANY!r})\n"
+        "print(*sorted({'pandas', 'networkx', 'pykeen', 'torch_geometric', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)), min_size=4, unique=True
+    ),
+    seed=st.integers(0, 5),
+)
+def test_a_split_keeps_what_it_can(rows: list[tuple[int, int, int]], seed: int) -> None:
+    triples = np.array(rows)
+    relations = np.unique(triples[:, 1])
+    if len(rows) - len(relations) < 2:
+        with pytest.raises(InputError, match="leave none to hold out"):
+            split_triples(triples, 10, 4, (0.5, 0.25, 0.25), seed)
+        return
+    splits, notes = split_triples(triples, 10, 4, (0.5, 0.25, 0.25), seed)
+    assert sorted(map(tuple, np.concatenate(splits).tolist())) == sorted(rows)
+    again, _ = split_triples(triples, 10, 4, (0.5, 0.25, 0.25), seed)
+    for one, other in zip(splits, again, strict=True):
+        assert len(one)
+        assert np.array_equal(one, other)
+        places = [rows.index(tuple(row)) for row in one.tolist()]
+        assert places == sorted(places)
+    assert np.array_equal(np.unique(splits[0][:, 1]), relations)
+    asked = 2 * max(round(len(rows) / 4), 1)
+    held = len(splits[1]) + len(splits[2])
+    assert held == min(asked, len(rows) - len(relations))
+    assert any("held out, not" in note for note in notes) == (held < asked)
+    lost = len(np.unique(triples[:, ::2])) - len(np.unique(splits[0][:, ::2]))
+    assert any(note == f"split: {lost:,} entities have no training triple" for note in notes) == (lost > 0)
+
+
+def test_a_split_loses_nobody_where_it_need_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        graph = KnowledgeGraph.from_triples(MANY, seed=3)
+    assert graph.seen_entities.all()
+    assert [len(graph.split(split)) for split in ("train", "valid", "test")] == [96, 12, 12]
+    assert_same(graph, KnowledgeGraph.from_triples(MANY, seed=3))
+    assert graph.fingerprint != KnowledgeGraph.from_triples(MANY, seed=4).fingerprint
+    star = [("hub", f"r{n % 2}", f"leaf{n}") for n in range(50)]
+    with pytest.warns(DataWarning, match="split: 10 entities have no training triple"):
+        KnowledgeGraph.from_triples(star)
+
+
+@pytest.mark.parametrize("split", [(0.8, 0.2), (0.8, 0.1, 0.2), (1, 0, 0), ".8,.1", "a,b,c", 3, None])
+def test_wrong_shares(split: Any) -> None:
+    with pytest.raises(InputError, match=r"split: got .*, wanted three shares above 0 with the sum 1"):
+        parse_shares(split)
+
+
+def test_load_dataset_takes_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "films.csv"
+    path.write_text("".join(",".join(row) + "\n" for row in MANY))
+    graph = load_dataset(str(path))
+    assert graph.name == "films"
+    assert_same(graph, KnowledgeGraph.from_triples(MANY))
+    assert len(load_dataset(str(path), split=".5,.3,.2").train) == 60
+    with pytest.raises(InputError, match=r"split: got '\.8,\.1,\.1' for 'family', wanted it for a file"):
+        load_dataset("family", split=".8,.1,.1")
+
+
+@pytest.mark.parametrize(
+    ("changed", "note"),
+    [
+        (
+            {"train": "head\trelation\ttail\na\tr\tb\nb\ts\tc\n"},
+            "train.txt:1: 'head', 'relation', 'tail' is taken",
+        ),
+        ({"train": "a\tr\tb\nb\ts\tc\n" + "c\tr\ta\n", "test": "head\ts\ttail\n"}, None),
+        ({"train": "a\tr\tb\nb\ts\tc\n\nb \tr\tc\n"}, "train.txt:4: entity 'b ' differs from 'b' in blanks"),
+        ({"valid": "a\ts\t\u00a0c\n"}, r"valid.txt:1: entity '\xa0c' differs from 'c'"),
+        ({"train": "a\tr\tb\nb\ts\tc\n\ufeffa\tr\tc\n"}, r"train.txt:3: entity '\ufeffa' differs from 'a'"),
+        ({"train": "a\tr\tb\nb\ts\tc\nb\tr \tc\nb\t r\tc\n"}, "train.txt:3: relation 'r ' differs from 'r'"),
+        ({"train": "a\tr\tb\nb\ts\tc\n d\tr\td \n"}, "train.txt:3: entity 'd ' differs from ' d'"),
+    ],
+)
+def test_what_looks_like_a_mistake(tmp_path: Path, changed: dict[str, str], note: str | None) -> None:
+    write(tmp_path / "set", **changed)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph = load_dataset(str(tmp_path / "set"))
+    found = [str(warning.message).replace(f"{tmp_path}/set/", "") for warning in caught]
+    if note is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert found[0].startswith(note)
+        assert found[0].isprintable()
+    assert len(graph.notes) == len(found)
+
+
+def test_names_are_trimmed_when_asked(tmp_path: Path) -> None:
+    plain = load_dataset(str(write(tmp_path / "plain")))
+    write(tmp_path / "padded", train=" a\tr\u00a0\tb\n\ufeffb \ts\tc\n", valid="a\ts \tc\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DataWarning)
+        assert_same(load_dataset(str(tmp_path / "padded"), strip=True), plain)
+        assert_same(
+            KnowledgeGraph.from_triples(
+                [("a ", "r", "b"), ("b", "s", " c")], VALID, [("c", "r", "a")], strip=True
+            ),
+            plain,
+        )
+    write(tmp_path / "blank", valid="a\ts\t \n")
+    with pytest.raises(InputError, match=r"valid\.txt:1: got a blank tail, wanted a name"):
+        load_dataset(str(tmp_path / "blank"), strip=True)
+
+
+def test_fingerprints_of_names_with_line_ends() -> None:
+    """Two sets of names must not read the same."""
+    one = np.zeros((1, 3), np.int64)
+    variants = [("a\nb", "c"), ("a", "b\nc"), ("a\\nb", "c"), ("a\n", "\nc"), ("a", "b"), ("a\\\nb", "c")]
+    made = [KnowledgeGraph("x", names, ("r",), one, one, one) for names in variants]
+    assert len({graph.fingerprint for graph in made}) == len(variants)
+
+
+def test_repr_is_a_line(expected: KnowledgeGraph) -> None:
+    assert repr(expected) == (
+        "KnowledgeGraph('triples', 4 entities, 2 relations, 3 train, 1 valid, 1 test triples)"
+    )
