@@ -1,6 +1,6 @@
 """Triples from wherever they are: arrays, lists, DataFrames, files, and the graphs of other libraries."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -129,7 +129,7 @@ def find(triples: Any, label: str) -> Found:
         return Found(_frame(triples, label))
     if isinstance(triples, np.ndarray):
         triples = triples.tolist()
-    if isinstance(triples, bytes) or not isinstance(triples, Iterable):
+    if isinstance(triples, bytes | Mapping) or not isinstance(triples, Iterable):
         raise TypeError(f"{label}: got {type(triples).__name__}, wanted {WANTED}")
     return Found(Rows(triples, label))
 

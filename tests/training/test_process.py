@@ -151,7 +151,7 @@ def test_a_folder_that_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     data.rename(moved)
     assert cli.run(train, ["--resume", str(folder)]) == 2
     assert capfd.readouterr().err == (
-        f"error: {folder}: its data set was the folder {data}, which is not there now: wanted its new place, "
+        f"error: {folder}: its data set was {data}, which is not there now: wanted its new place, "
         "with --dataset\n"
     )
     assert cli.run(train, ["--resume", str(folder), "--dataset", "family:60", "--epochs", "2"]) == 2

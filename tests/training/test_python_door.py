@@ -125,11 +125,29 @@ def test_a_written_folder_is_read_as_it_was(tmp_path: Path) -> None:
         write_folder(broken, tmp_path / "broken")
 
 
+def test_any_triples_train_resume_and_predict(tmp_path: Path) -> None:
+    """The same split, whether they come from a file, a list or a DataFrame."""
+    people = load_dataset("family:60")
+    rows = [(people.entities[h], people.relations[r], people.entities[t]) for h, r, t in people.train]
+    path = tmp_path / "people.csv"
+    path.write_text("".join(",".join(row) + "\n" for row in rows))
+    flags = [*FLAGS, "--dataset", str(path), "--split", ".7,.2,.1"]
+    assert main([*flags, "--out", str(tmp_path / "run")]) == 0
+    listed = lightcake_fast.train(rows, split=(0.7, 0.2, 0.1), **SMALL)
+    assert listed.metrics == lightcake_fast.load(tmp_path / "run").evaluate("test")
+    frame = pytest.importorskip("pandas").DataFrame(rows, columns=["head", "relation", "tail"])
+    assert lightcake_fast.train(frame, split=(0.7, 0.2, 0.1), **SMALL).metrics == listed.metrics
+    assert main(["--resume", str(tmp_path / "run"), "--epochs", "3", "--quiet"]) == 0
+    path.unlink()
+    with pytest.raises(InputError, match=r"its data set was .*people\.csv, which is not there now"):
+        lightcake_fast.load(tmp_path / "run")
+
+
 def test_wrong_calls_are_answered(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"no setting 'epoch' \(did you mean epochs\?\)"):
         lightcake_fast.train("family:60", epoch=3)
-    with pytest.raises(TypeError, match="data: got a dict, wanted a name, a folder or a KnowledgeGraph"):
-        lightcake_fast.train({})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="triples: got dict, wanted an array, list or DataFrame"):
+        lightcake_fast.train({})
     with pytest.raises(InputError, match="lr: got 'fast', wanted a number above 0"):
         lightcake_fast.train("family:60", lr="fast")
     rows = np.array([[0, 0, 1]])
