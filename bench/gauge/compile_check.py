@@ -20,6 +20,7 @@ import torch
 
 from bench.gauge.launches import TARGETS, Launch, launch_layer, program, record, resources, row_loads
 from lightcake_fast.cli import ArgumentParser, run
+from lightcake_fast.kernels.scores import SCORES
 from lightcake_fast.segments import Segments
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -62,13 +63,11 @@ class Case:
 
 def cases(targets: Sequence[str], *, everything: bool = False) -> Iterator[Case]:
     """What is compiled: sm_90 in all its specialisations and wide rows, the others at d = 256."""
-    for target, dtype, score in itertools.product(
-        targets, ("float32", "bfloat16"), ("distmult", "transe", "segments")
-    ):
+    for target, dtype, score in itertools.product(targets, ("float32", "bfloat16"), (*SCORES, "segments")):
         if score != "segments" or dtype == "float32" or target == "sm_90":
             yield Case(target, dtype=dtype, score=score)
     if "sm_90" in targets:
-        for score in ("distmult", "transe"):
+        for score in SCORES:
             yield Case("sm_90", score=score, masked=False)
             yield Case("sm_90", score=score, context="entity")
             yield Case("sm_90", score=score, context="relation")
@@ -76,9 +75,7 @@ def cases(targets: Sequence[str], *, everything: bool = False) -> Iterator[Case]
                 yield Case("sm_90", score=score, width=width)
     if everything:
         widths = (64, 100, 128, 512, 1024, 2048)
-        for target, dtype, score, width in itertools.product(
-            targets, DTYPES, ("distmult", "transe", "segments"), widths
-        ):
+        for target, dtype, score, width in itertools.product(targets, DTYPES, (*SCORES, "segments"), widths):
             yield Case(target, width, dtype, score)
 
 
