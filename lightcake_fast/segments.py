@@ -262,6 +262,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     s, values, out, lse, *plan = ctx.saved_tensors
     g, _, c = gradients
+    c = c if ctx.with_weights else None  # else of an empty tensor, which stands for the weights
     g = torch.zeros_like(out) if g is None else g.contiguous()
     grad_s, grad_values = _aggregate_backward(g, c, s, values, out, lse, plan, ctx.backend)
     return grad_s, grad_values, [None] * len(plan), None, None, None
