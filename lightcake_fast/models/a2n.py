@@ -47,11 +47,11 @@ class A2N(RelationModel):
         found = neighbours(graph)
         triple = found.triple.index_select(0, found.by_head)
         head, relation, tail = (ids.index_select(0, triple) for ids in graph.context_triples)
-        near = (relations @ self.of_relation).index_select(0, relation)
-        near = near + (entities @ self.of_tail).index_select(0, tail)
-        scores = (entities.index_select(0, head) * near).sum(1) / entities.shape[1] ** 0.5
+        messages = (relations @ self.of_relation).index_select(0, relation)
+        messages = messages + (entities @ self.of_tail).index_select(0, tail)
+        scores = (entities.index_select(0, head) * messages).sum(1) / entities.shape[1] ** 0.5
         hidden = None if mask is None else mask.repeat(2).index_select(0, triple)
-        sums = segment_softmax_aggregate(scores, near, found.rows_by_head, hidden, backend=backend)
+        sums = segment_softmax_aggregate(scores, messages, found.rows_by_head, hidden, backend=backend)
         return entities @ self.of_self + sums @ self.of_neighbours, relations
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ class _RelationProducts(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, matrices, weights = ctx.saved_tensors
-        found, half = ctx.found, len(matrices) // 2
+        found, num_relations = ctx.found, len(matrices) // 2
         inverse_weights = weights.index_select(0, found.inverse)
         dx, dmatrices = torch.zeros_like(x), torch.empty_like(matrices)
         for r, (matrix, (entries, groups, bounds)) in enumerate(zip(matrices, found.parts, strict=True)):
@@ -109,7 +109,7 @@ class _RelationProducts(torch.autograd.Function):
             blocks, rows = len(matrix), g.index_select(0, found.group_head[groups])
             torch.bmm(_blocks(sums, blocks).mT, _blocks(rows, blocks), out=dmatrices[r])
             # A_r^T g: the neighbours under r are the heads under its inverse
-            entries, groups, bounds = found.parts[(r + half) % (2 * half)]
+            entries, groups, bounds = found.parts[(r + num_relations) % (2 * num_relations)]
             sums = sum_rows(g, found.tail[entries], bounds, inverse_weights[entries])
             dx.index_add_(0, found.group_head[groups], _product(sums, matrix.mT))
         return dx, dmatrices, None, None

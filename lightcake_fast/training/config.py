@@ -2,9 +2,7 @@
 
 import argparse
 import dataclasses
-import difflib
 import json
-import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
@@ -17,11 +15,6 @@ from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
 from lightcake_fast.models import DECOMPOSITIONS, MODELS, PROFILES, takers
 from lightcake_fast.scores import BUILT_IN, SCORES, named_by_module
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PRESETS = ("paper", "best")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
@@ -376,28 +369,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
                 default=argparse.SUPPRESS,
                 help=text,
             )
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file, or in a JSON file such as a run's `config.json`, by field.
-
-    Raises:
-        InputError: It cannot be read, or has a field that there is not; values are left to `TrainingConfig`.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        values = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: {error}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: got a JSON {type(values).__name__}, wanted an object")
-    values = {name.replace("-", "_"): value for name, value in values.items()}
-    known = [field.name for field, flag, _ in fields() if flag.saved]
-    for name in values:
-        if name not in known:
-            near = "".join(f" (did you mean {word}?)" for word in difflib.get_close_matches(name, known, 1))
-            raise InputError(f"{path}: there is no setting {name!r}{near}")
-    return values
 
 
 def resumed(saved: TrainingConfig, explicit: Mapping[str, Any]) -> TrainingConfig:

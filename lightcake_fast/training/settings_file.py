@@ -1,0 +1,37 @@
+"""Settings from a file: TOML, or the configuration that a run saved."""
+
+import difflib
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightcake_fast.errors import InputError
+from lightcake_fast.files import parse_json
+from lightcake_fast.training.config import fields
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file, or in a JSON file such as a run's `config.json`, by field.
+
+    Raises:
+        InputError: It cannot be read, or has a field that there is not; values are left to `TrainingConfig`.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: got a JSON {type(values).__name__}, wanted an object")
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    known = [field.name for field, flag, _ in fields() if flag.saved]
+    for name in values:
+        if name not in known:
+            near = "".join(f" (did you mean {word}?)" for word in difflib.get_close_matches(name, known, 1))
+            raise InputError(f"{path}: there is no setting {name!r}{near}")
+    return values
