@@ -1,4 +1,4 @@
-"""LightCAKE: embeddings refined by their context, without a weight of its own."""
+"""LightCAKE: embeddings refined by their context, without a weight of its own, or with a matrix a layer."""
 
 import torch
 from torch import Generator, Tensor, nn

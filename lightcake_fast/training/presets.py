@@ -120,7 +120,9 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
         "epochs": 8,
     },
     ("nell995", "distmult"): TERMS,
+    ("nell995", "transe"): TERMS,
     ("ddb14", "distmult"): TERMS,
+    ("ddb14", "transe"): TERMS,
 }
 
 
