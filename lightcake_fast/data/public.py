@@ -3,9 +3,10 @@
 import hashlib
 import http.client
 import os
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
@@ -16,6 +17,7 @@ from lightcake_fast.files import replace_file
 BASE_URL = "https://raw.githubusercontent.com/hwwang55/PathCon/55cbf5a11298504018e0cf2c10b3447583773121/data"
 DATA_VARIABLE = "LIGHTCAKE_FAST_DATA"
 TIMEOUT_SECONDS = 30.0
+RETRY_SECONDS = (1.0, 4.0)  # waits before a file is asked for once more
 _BLOCK_BYTES = 1 << 16
 
 
@@ -131,27 +133,30 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
         OSError: A file could not be written; as above.
     """
     # rich costs start-up time that only a download needs to pay
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
     from lightcake_fast.terminal import Console
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    # transient: a bar of a file that never came says nothing
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         for name in _missing(dataset, target):
             url = f"{base_url}/{dataset.folder}/{name}"
             task = progress.add_task(f"{dataset.folder}/{name}", total=None)
-            content = bytearray()
+
+            def show(done: int, length: int | None, task: TaskID = task) -> None:
+                progress.update(task, completed=done, total=length)
+
             try:
-                for block, length in _fetch(url):
-                    content += block
-                    progress.update(task, completed=len(content), total=length)
+                content = _fetch_patiently(url, show)
                 _verify(content, dataset.blobs[name])
             except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = error.reason if type(error) is urllib.error.URLError else error
                 problem = f"cannot download {url}: {reason or type(error).__name__}"
                 raise InputError(
-                    f"{problem}; put that file at {target / name}, or the data set below --data-dir or "
-                    f"${DATA_VARIABLE}, and try again"
+                    f"{problem}; put its files ({', '.join(dataset.blobs)}) in a folder called "
+                    f"{dataset.folder}, and say where that folder lies with --data-dir DIR or "
+                    f"${DATA_VARIABLE}=DIR, or put it in {target.parent}"
                 ) from error
             target.mkdir(parents=True, exist_ok=True)
             replace_file(target / name, methodcaller("write_bytes", content))
@@ -181,6 +186,24 @@ def _folders_named(name: str, place: Path) -> list[Path]:
 
 def _missing(dataset: PublicDataset, folder: Path) -> list[str]:
     return [name for name in dataset.blobs if not (folder / name).is_file()]
+
+
+def _fetch_patiently(url: str, show: Callable[[int, int | None], None]) -> bytearray:
+    """A whole body; what may pass, such as a connection that breaks, is tried again."""
+    for wait in (*RETRY_SECONDS, None):
+        content = bytearray()
+        try:
+            for block, length in _fetch(url):
+                content += block
+                show(len(content), length)
+        except (OSError, http.client.HTTPException) as error:
+            refused = isinstance(error, urllib.error.HTTPError) and error.code < 500
+            if wait is None or refused:
+                raise
+            time.sleep(wait)
+        else:
+            break
+    return content
 
 
 def _fetch(url: str) -> Iterator[tuple[bytes, int | None]]:

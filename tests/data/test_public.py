@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightcake_fast.data import load_dataset
+from lightcake_fast.data import load_dataset, public
 from lightcake_fast.data.public import (
     BASE_URL,
     PUBLIC_DATASETS,
@@ -45,6 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("LIGHTCAKE_FAST_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(public, "RETRY_SECONDS", (0.0, 0.0))
     return tmp_path / "cache" / "lightcake_fast"
 
 
@@ -110,7 +111,6 @@ def test_wrong_content_is_refused(source: Source, cache: Path) -> None:
     with pytest.raises(InputError, match=r"got 6 bytes with git blob id .*, wanted ") as caught:
         public_folder(TINY, base_url=source.url)
     assert f"{source.url}/Tiny/train.txt" in str(caught.value)
-    assert f"put that file at {cache / 'Tiny' / 'train.txt'}" in str(caught.value)
     assert content_of(cache / "Tiny").keys() == {"entities.dict", "relations.dict"}
 
 
@@ -120,6 +120,24 @@ def test_a_body_cut_short_leaves_nothing(source: Source, cache: Path, sent: int)
     with pytest.raises(InputError, match=f"the connection ended after {sent} of 400006 bytes"):
         public_folder(TINY, base_url=source.url)
     assert content_of(cache / "Tiny") == {n: c for n, c in CONTENTS.items() if n != "test.txt"}
+
+
+def test_a_connection_that_breaks_is_tried_again(
+    source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    source.cut["/Tiny/test.txt"] = 70_000
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            del source.cut["/Tiny/test.txt"]
+
+    monkeypatch.setattr(public, "RETRY_SECONDS", (1.0, 4.0))
+    monkeypatch.setattr("time.sleep", wait)
+    assert content_of(public_folder(TINY, base_url=source.url)) == CONTENTS
+    assert waits == [1.0, 4.0]
+    assert source.asked.count("/Tiny/test.txt") == 3
 
 
 def test_a_body_cut_short_without_length_is_refused(source: Source, cache: Path) -> None:
@@ -145,7 +163,8 @@ def test_offline_says_what_to_put_where(cache: Path) -> None:
         public_folder(TINY, base_url="http://127.0.0.1:1")
     text = str(caught.value)
     assert "cannot download http://127.0.0.1:1/Tiny/entities.dict" in text
-    assert f"put that file at {cache / 'Tiny' / 'entities.dict'}" in text
+    assert f"put its files ({', '.join(CONTENTS)}) in a folder called Tiny, and say where" in text
+    assert f"--data-dir DIR or $LIGHTCAKE_FAST_DATA=DIR, or put it in {cache}" in text
     assert text.isprintable()
     assert content_of(cache / "Tiny") == {}
 
