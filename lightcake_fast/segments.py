@@ -60,6 +60,33 @@ class Segments:
         segments = cls(len(bounds) - 1, num_values, build_segment_plan(bounds, rows, num_values))
         return segments.to(index.device)
 
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_nodes: int) -> "tuple[Segments, Tensor]":
+        """A segment for the edges that end in each node, naming the nodes they start from, as PyG counts.
+
+        Args:
+            edge_index: int64 of shape (2, E): starts, then ends, on one device, in any order.
+            num_nodes: N, above every node.
+
+        Returns:
+            The segments, and the order int64 (E,) in which they take the edges: ``scores[order]`` are the
+            scores of the entries for ``scores`` of the edges.
+
+        Raises:
+            ValueError: if the shape or type is wrong, or a node is out of range.
+        """
+        if edge_index.dtype != torch.int64 or edge_index.ndim != 2 or len(edge_index) != 2:
+            got = f"{edge_index.dtype} {tuple(edge_index.shape)}"
+            raise ValueError(f"edge_index: got {got}, wanted torch.int64 (2, E)")
+        for name, nodes in zip(("starts", "ends"), edge_index, strict=True):
+            if len(nodes) and not 0 <= nodes.min() <= nodes.max() < num_nodes:
+                found = f"{nodes.min()} to {nodes.max()}"
+                raise ValueError(f"{name} of edges: got {found}, wanted 0 to {num_nodes - 1}")
+        start, end = edge_index
+        order = end.argsort(stable=True)
+        indptr = torch.cat([end.new_zeros(1), torch.bincount(end, minlength=num_nodes).cumsum(0)])
+        return cls.from_csr(indptr, start[order], num_nodes), order
+
     @property
     def num_entries(self) -> int:
         """E, the entries of all segments."""

@@ -264,3 +264,34 @@ def test_wrong_arguments_are_refused() -> None:
             segment_softmax_aggregate(*arguments)
     with pytest.raises(ValueError, match="backend: got 'cuda'"):
         segment_softmax_aggregate(scores, values, segments, backend="cuda")
+
+
+def test_segments_of_an_edge_index() -> None:
+    """Equal to a softmax over the edges that end in a node, whatever the edges' order."""
+    random = torch.Generator().manual_seed(4)
+    edges = torch.randint(9, (2, 60), generator=random)
+    edges[1][edges[1] == 3] = 4  # a node without an edge
+    scores = torch.randn(60, generator=random, dtype=torch.float64)
+    values = torch.randn(9, 5, generator=random, dtype=torch.float64)
+    segments, order = Segments.from_edge_index(edges, 9)
+    actual = segment_softmax_aggregate(scores[order], values, segments)
+    expected = torch.zeros_like(values)
+    for node in range(9):
+        here = edges[1] == node
+        expected[node] = scores[here].softmax(0) @ values[edges[0][here]]
+    assert_close(actual, expected)
+    assert (actual[3] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("edges", "message"),
+    [
+        (torch.zeros(2, 3), r"edge_index: got torch\.float32 \(2, 3\), wanted torch\.int64 \(2, E\)"),
+        (torch.zeros(3, 2, dtype=torch.int64), r"edge_index: got torch\.int64 \(3, 2\)"),
+        (torch.tensor([[0, 5], [0, 0]]), "starts of edges: got 0 to 5, wanted 0 to 4"),
+        (torch.tensor([[0, 1], [-1, 0]]), "ends of edges: got -1 to 0, wanted 0 to 4"),
+    ],
+)
+def test_wrong_edge_indices_are_refused(edges: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Segments.from_edge_index(edges, 5)
