@@ -27,7 +27,8 @@ def restore_state(state: Mapping[str, Tensor], model: nn.Module, optimizer: torc
         InputError: A tensor is missing, is of another shape or type, or has no place here.
     """
     wanted = {f"model.{name}": weight for name, weight in model.state_dict().items()}
-    for name, weight in model.named_parameters():
+    stepped = any(name.startswith("adam.") for name in state)  # a run may be saved before its first step
+    for name, weight in model.named_parameters() if stepped else ():
         wanted |= {f"adam.{name}.{key}": weight for key in ("exp_avg", "exp_avg_sq")}
         wanted[f"adam.{name}.step"] = torch.zeros(())
     wanted["generator"] = state.get(
@@ -35,7 +36,7 @@ def restore_state(state: Mapping[str, Tensor], model: nn.Module, optimizer: torc
     )  # each kind of device has a length of its own
     check_tensors(state, wanted)
     model.load_state_dict({name: state[f"model.{name}"] for name in model.state_dict()})
-    for name, weight in model.named_parameters():
+    for name, weight in model.named_parameters() if stepped else ():
         prefix = f"adam.{name}."
         optimizer.state[weight] = {
             key.removeprefix(prefix): value.to(weight.device, copy=True)

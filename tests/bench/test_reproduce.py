@@ -238,7 +238,7 @@ def test_wrong_flags_get_one_line(
 
 
 def test_a_failed_run_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    argv = ["layers", "--out", str(tmp_path), *TINY, "--lr", "1e30"]
+    argv = ["layers", "--out", str(tmp_path), *TINY, "--lr", "2e9"]
     assert cli.run(command.main, argv) == 2
     assert "the training failed, with exit code 2" in capfd.readouterr().err.splitlines()[-1]
 

@@ -217,7 +217,7 @@ def test_launch_shapes_change_only_when_tuned(monkeypatch: pytest.MonkeyPatch) -
     ("arguments", "message"),
     [
         ({"dim": 0}, "dim: got 0, wanted at least 1"),
-        ({"dim": 4, "score": "complex"}, "score: got 'complex'"),
+        ({"dim": 4, "score": "rescal"}, "score: got 'rescal'"),
         ({"dim": 4, "dtype": torch.int64}, "dtype: got torch.int64"),
     ],
 )

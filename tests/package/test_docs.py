@@ -93,6 +93,7 @@ def run_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
             pytest.fail(f"no rule says how to check {line!r}: add one")
 
 
+@pytest.mark.usefixtures("registry")  # a page registers a score
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

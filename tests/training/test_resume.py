@@ -161,7 +161,7 @@ def test_more_signals_while_saving(unbroken: Path, tmp_path: Path) -> None:
 
 def test_a_signal_before_training_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = importlib.import_module("lightcake_fast.train")  # the package's `train` is the function
-    monkeypatch.setattr(command, "load_dataset", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(command, "load_dataset", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run")
     assert stop.value.code == 143
