@@ -23,6 +23,8 @@ def name_rows(rows: Any, kind: str) -> list[tuple[Any, ...]]:
     fields = FIELDS[kind]
     wanted = f"a list of ({', '.join(fields)})"
     if hasattr(rows, "itertuples"):
+        if set(fields) <= set(rows.columns):  # by their names, as `KnowledgeGraph.from_triples` takes them
+            rows = rows[list(fields)]
         rows = rows.itertuples(index=False, name=None)
     elif hasattr(rows, "tolist"):
         rows = rows.tolist()

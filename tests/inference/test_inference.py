@@ -361,7 +361,9 @@ def test_answers_become_frames(trained: TrainedModel) -> None:
     assert frame["rank"].tolist() == [1, 2, 1, 2]
     assert frame.loc[0, "probability"] == predictions[0].relations[0].probability
     assert frame.loc[2, "note"] == predictions[1].notes[0]
+    assert trained.predict(frame[["tail", "head"]].iloc[::2], top=2) == predictions  # by their names
     scores = trained.score(frame[["head", "relation", "tail"]])
+    assert trained.score(frame[["tail", "relation", "head"]]) == scores
     assert scores.to_pandas()["rank"].tolist() == [1, 2, 1, 2]
     assert scores.to_pandas()["note"].tolist() == frame["note"].tolist()
     explanation = trained.explain(*PAIR, top=2)
