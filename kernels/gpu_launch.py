@@ -21,6 +21,10 @@ LANE_VALUES = {
     "backward.relation_pass": 16,
     "backward.entity_pass": 32,
 }
+# Registers that NVIDIA's assembler may take for rows in two columns, of one warp. Left alone it saves them:
+# it puts loads of rows next to their uses, nine round trips to memory a trip instead of one on sm_90, and
+# spills on sm_120.
+REGISTERS = {"backward.entity_pass": 224}
 _kept: dict[tuple[str, int, torch.dtype, str], int] = {}  # the same by kernel, width, type and target
 _LOAD_BYTES = 16
 # Triton 3.10 turns fused multiply-adds off unless asked; loops are pipelined by hand, over ids alone
@@ -39,12 +43,14 @@ def row_shape(kernel: str, width: int, dtype: torch.dtype, columns: int = 1) -> 
     rows = min(max(values // padded, 1), GPU_SIDE_BY_SIDE)
     warps = min(max(padded // values, 1), 16)
     loaded = max(_LOAD_BYTES // dtype.itemsize * lanes * warps // rows, 1)
+    told = columns > 1 and warps == 1 and kernel in REGISTERS and _target().isdigit()
     return {
         "WIDTH": width,
         "BLOCK_E": rows,
         "BLOCK_D": min(entries, loaded),
         "ACC": accumulator(dtype),
         "num_warps": warps,
+        **({"maxnreg": REGISTERS[kernel]} if told else {}),
         **OPTIONS,
     }
 
