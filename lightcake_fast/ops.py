@@ -59,10 +59,12 @@ def context_layer(
         New entities (N, d) and relations (2R, d), of the type given.
 
     Raises:
+        TypeError: if a table or the mask is no tensor, or the graph no ``ContextGraph``.
         ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
+    _check_kinds(entities, relations, graph, mask)
     entities, relations = autocast_first(entities), autocast_first(relations)
     backend = _checked(entities, relations, graph, score, context, mask, backend)
     if backend == "reference":
@@ -101,10 +103,11 @@ def context_weights(
         shape (2T,), the triples in the graph's order, then their inverses.
 
     Raises:
-        ValueError: as ``context_layer``.
+        TypeError, ValueError: as ``context_layer``.
 
     Source: LightCAKE, arXiv 2102.10826, equations 2 and 4.
     """
+    _check_kinds(entities, relations, graph, mask)
     entities, relations = autocast_first(entities), autocast_first(relations)
     backend = _checked(entities, relations, graph, score, "both", mask, backend)
     with torch.no_grad():
@@ -160,6 +163,17 @@ def tune_context_layer(
 
     with torch.cuda.device(graph.device) if graph.device.type == "cuda" else nullcontext():
         return gpu_tune.tune(graph.gpu_plan, graph.num_entities, 2 * graph.num_relations, dim, dtype, score)
+
+
+def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
+    """Raise ``TypeError`` for an argument that is no tensor, or no graph."""
+    for name, value in (("entities", entities), ("relations", relations), ("mask", mask)):
+        if not isinstance(value, Tensor) and not (name == "mask" and value is None):
+            raise TypeError(f"{name}: got {type(value).__name__}, wanted a torch.Tensor")
+    if not hasattr(type(graph), "context_triples"):
+        raise TypeError(
+            f"graph: got {type(graph).__name__}, wanted a ContextGraph (see ContextGraph.from_triples)"
+        )
 
 
 def _checked(

@@ -45,7 +45,7 @@ Exit codes: 0 done, 1 out of memory or disk space, 2 wrong input, 130 Ctrl-C, 14
 def train(
     data: Any = None,
     *,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Callback | Iterable[Callback] = (),
     **settings: Any,
 ) -> TrainingResult:
     """Train a model on a knowledge graph and test it, as the command does.
@@ -54,8 +54,9 @@ def train(
         data: A data set by its name, folder or file (see `load_dataset`), or one that is at hand: a
             `KnowledgeGraph`, or what its `from_triples` takes, split by `split`. None takes the generated
             genealogy, or with `resume` the run's own.
-        callbacks: Called one after another when an epoch ends, with its record: a dict of `epoch`, `loss`,
-            `valid` (metrics), `seconds` and `triples_per_second`. What one raises ends the training.
+        callbacks: One function or several, called one after another when an epoch ends, with its record: a
+            dict of `epoch`, `loss`, `valid` (metrics), `seconds` and `triples_per_second`. What one raises
+            ends the training.
         settings: The flags of `python -m lightcake_fast.train`, by their names: `score="transe", epochs=30`.
             Those not given take the preset's values. With `out` or `resume` there is a run folder, else
             nothing stays on disk; `quiet` prints nothing at all.
@@ -70,6 +71,7 @@ def train(
         if name not in known:
             near = "".join(f" (did you mean {word}?)" for word in difflib.get_close_matches(name, known, 1))
             raise TypeError(f"train() has no setting {name!r}{near}")
+    callbacks = (callbacks,) if callable(callbacks) else callbacks
     explicit = {name: str(v) if isinstance(v, PurePath) else v for name, v in settings.items()}
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
     with flushed_denormals(), TemporaryDirectory(prefix="lightcake_fast-") as passing:

@@ -304,6 +304,16 @@ def test_wrong_arguments_are_refused(call: Any, change: dict[str, Any], message:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["entities", "relations", "graph", "mask"])
+@pytest.mark.parametrize("call", [context_layer, context_weights])
+def test_arguments_of_other_kinds_are_refused(call: Any, name: str) -> None:
+    x, y, graph, mask = layer_inputs("degrees", 4, torch.float32)
+    arguments = {"entities": x, "relations": y, "graph": graph, "mask": mask} | {name: x.numpy()}
+    wanted = "ContextGraph" if name == "graph" else r"torch\.Tensor"
+    with pytest.raises(TypeError, match=rf"^{name}: got ndarray, wanted a {wanted}"):
+        call(**arguments)
+
+
 def test_a_wrong_context_is_refused() -> None:
     x, y, graph, _ = layer_inputs("degrees", 4, torch.float32)
     with pytest.raises(ValueError, match=r"^context: got 'none', wanted one of both, entity, relation"):

@@ -83,7 +83,7 @@ def test_callbacks_get_each_epoch_and_may_end_the_training(tmp_path: Path) -> No
         raise RuntimeError(f"enough after {record['epoch']}")
 
     with pytest.raises(RuntimeError, match="enough after 3"):
-        lightcake_fast.train(resume=tmp_path / "run", epochs=4, patience=9, quiet=True, callbacks=[stop])
+        lightcake_fast.train(resume=tmp_path / "run", epochs=4, patience=9, quiet=True, callbacks=stop)
     result = lightcake_fast.train(resume=tmp_path / "run", quiet=True, callbacks=[seen.append])
     assert [record["epoch"] for record in seen] == [1, 2, 4]
     assert len(result.history) == 4
