@@ -2,9 +2,11 @@
 
 import argparse
 import errno
+import functools
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -72,7 +74,9 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # the package's own doing, while modules loaded
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return _flushed(main, arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+            return _flushed(main, arguments)
     except BrokenPipeError:
         return 141
     except KeyboardInterrupt:
@@ -94,7 +98,8 @@ def _show_warning(
 ) -> None:
     """A warning of the data as one line, without the place in the code."""
     if issubclass(category, DataWarning):
-        print("warning:", " ".join(str(message).splitlines()), file=sys.stderr)
+        with suppress(OSError):  # stderr may have gone
+            print("warning:", " ".join(str(message).splitlines()), file=sys.stderr)
     else:
         otherwise(message, category, *place, **more)
 

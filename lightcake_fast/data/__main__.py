@@ -27,8 +27,12 @@ def make_parser() -> ArgumentParser:
     parser.add_argument(
         "dataset",
         metavar="DATASET",
-        help=f"family, family:PEOPLE[:SEED], {names}, or a folder with train, valid and test files",
+        help=f"family, family:PEOPLE[:SEED], {names}, a folder with train, valid and test files, or a file",
     )
+    parser.add_argument(
+        "--split", metavar="T,V,T", help="shares of train, valid and test, for a file (default: .8,.1,.1)"
+    )
+    parser.add_argument("--strip", action="store_true", help="trim names")
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
@@ -41,7 +45,8 @@ def make_parser() -> ArgumentParser:
 def main(argv: Sequence[str]) -> None:
     """Print the statistics of the data set that the arguments name."""
     options = make_parser().parse_args(argv)
-    figures = compute_statistics(load_dataset(options.dataset, options.data_dir))
+    data = load_dataset(options.dataset, options.data_dir, split=options.split, strip=options.strip)
+    figures = compute_statistics(data)
     if options.json:
         print(json.dumps(dataclasses.asdict(figures), indent=2))
     else:

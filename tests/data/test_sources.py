@@ -1,6 +1,7 @@
 """Knowledge graphs from what Python, files and other libraries hold, and back."""
 
 import gzip
+import json
 import subprocess
 import sys
 import warnings
@@ -13,7 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightcake_fast import cli
 from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.data.__main__ import main
 from lightcake_fast.data.splitting import parse_shares, split_triples
 from lightcake_fast.errors import DataWarning, InputError
 from tests.data.test_reader import named, write
@@ -301,6 +304,20 @@ def test_load_dataset_takes_a_file(tmp_path: Path) -> None:
     assert len(load_dataset(str(path), split=".5,.3,.2").train) == 60
     with pytest.raises(InputError, match=r"split: got '\.8,\.1,\.1' for 'family', wanted it for a file"):
         load_dataset("family", split=".8,.1,.1")
+
+
+def test_statistics_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "films.csv"
+    path.write_text("".join(",".join(row) + "\n" for row in [*MANY, ("e1 ", "r1", "e2")]))
+    assert cli.run(main, [str(path), "--json", "--split", ".5,.3,.2"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["entities"] == 41
+    assert err == (
+        f"warning: {path}:201: entity 'e1 ' differs from 'e1' in blanks around it alone; strip trims names\n"
+    )
+    assert cli.run(main, [str(path), "--json", "--strip"]) == 0
+    out, err = capsys.readouterr()
+    assert (json.loads(out)["entities"], err) == (40, "")
 
 
 @pytest.mark.parametrize(
