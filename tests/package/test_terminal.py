@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -136,6 +136,15 @@ def test_an_error_after_output_that_nobody_reads(stdout: Callable[[str], io.Byte
     assert file.getvalue() == b"row\n", "what came before the error is not lost"
 
 
+@pytest.fixture
+def _heard() -> Iterator[None]:
+    """Children hear Ctrl-C, also where whoever started the tests has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_heard")
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_ctrl_c_while_modules_load_shows_no_traceback() -> None:
     process = subprocess.Popen(
@@ -151,6 +160,7 @@ def test_ctrl_c_while_modules_load_shows_no_traceback() -> None:
     assert (process.returncode, out, err) == (-signal.SIGINT, "", "")
 
 
+@pytest.mark.usefixtures("_heard")
 def test_only_a_command_takes_ctrl_c_as_the_end() -> None:
     code = "import signal, lightcake_fast; print(signal.getsignal(2) is signal.default_int_handler)"
     assert command("", code=code).stdout == "True\n"
