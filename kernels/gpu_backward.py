@@ -25,13 +25,13 @@ from lightcake_fast.kernels.gpu_blocks import (
 )
 from lightcake_fast.kernels.gpu_merge import sum_pass
 from lightcake_fast.kernels.gpu_tiles import (
-    LOG2E,
     NO_CHUNK,
     add_dot,
     add_row,
     add_scaled_row,
     fold_row,
     load_row,
+    log2_weight,
     row_pointers,
     store_folded_row,
     store_row,
@@ -87,6 +87,12 @@ def row_dot_pass(
 
 
 @triton.jit
+def slope_weight(w):
+    """The weight as a factor of dL/ds: where a triple has all of a row's weight, X is D but for rounding."""
+    return tl.where(w == 1, 0.0, w)
+
+
+@triton.jit
 def weights(
     raw_ptr, start, end, row, row_back, s_ptr, lse_x_ptr, lse_y_ptr, row_dot_x_ptr, row_dot_y_ptr,
     record_ptr, psi_slope_ptr, block, BLOCK_W: tl.constexpr,
@@ -105,11 +111,12 @@ def weights(
         head, tail = tl.load(raw_ptr + 4 * place), tl.load(raw_ptr + 4 * place + 1)
         s_a = tl.load(s_ptr + tl.load(raw_ptr + 4 * place + 2))
         s_b = tl.load(s_ptr + tl.load(raw_ptr + 4 * place + 3))
-        alpha_a = tl.exp2((s_a - tl.load(lse_x_ptr + head)) * LOG2E)
-        alpha_b = tl.exp2((s_b - tl.load(lse_x_ptr + tail)) * LOG2E)
-        beta_a, beta_b = tl.exp2((s_a - lse_r) * LOG2E), tl.exp2((s_b - lse_back) * LOG2E)
-        constant_a = tl.fma(alpha_a, tl.load(row_dot_x_ptr + head), beta_a * dot_r)
-        constant_b = tl.fma(alpha_b, tl.load(row_dot_x_ptr + tail), beta_b * dot_back)
+        alpha_a = tl.exp2(log2_weight(s_a, tl.load(lse_x_ptr + head)))
+        alpha_b = tl.exp2(log2_weight(s_b, tl.load(lse_x_ptr + tail)))
+        beta_a, beta_b = tl.exp2(log2_weight(s_a, lse_r)), tl.exp2(log2_weight(s_b, lse_back))
+        dot_h, dot_t = tl.load(row_dot_x_ptr + head), tl.load(row_dot_x_ptr + tail)
+        constant_a = tl.fma(slope_weight(alpha_a), dot_h, slope_weight(beta_a) * dot_r)
+        constant_b = tl.fma(slope_weight(alpha_b), dot_t, slope_weight(beta_b) * dot_back)
         record = record_ptr + 8 * place
         tl.store(record + 1, beta_a, mask=live)
         tl.store(record + 2, alpha_a, mask=live)
@@ -186,8 +193,10 @@ def relation_pass(
             rel_a = add_dot(rel_a, q[k : k + COLUMNS], block.phi_rel(h_k, t_k))
             ent_b = add_dot_phi_ent(ent_b, g_t[k : k + COLUMNS], back_k, h_k, block, BILINEAR)
             rel_b = add_dot(rel_b, q_back[k : k + COLUMNS], phi_rel_back(h_k, t_k, block))
-        slope_a = tl.fma(alpha_a, tl.sum(ent_a, 1), tl.fma(beta_a, tl.sum(rel_a, 1), -constant_a))
-        slope_b = tl.fma(alpha_b, tl.sum(ent_b, 1), tl.fma(beta_b, tl.sum(rel_b, 1), -constant_b))
+        slope_a = tl.fma(slope_weight(beta_a), tl.sum(rel_a, 1), -constant_a)
+        slope_b = tl.fma(slope_weight(beta_b), tl.sum(rel_b, 1), -constant_b)
+        slope_a = tl.fma(slope_weight(alpha_a), tl.sum(ent_a, 1), slope_a)
+        slope_b = tl.fma(slope_weight(alpha_b), tl.sum(ent_b, 1), slope_b)
         if block.psi_slope is not None:
             slope_a, slope_b = slope_a * psi_slope_a, slope_b * psi_slope_b
         tl.store(record, slope_a, mask=live)
@@ -331,7 +340,7 @@ def backward(
     run_relation_pass(g, q, x, y, plan, s, (lse_x, lse_y), (row_dot_x, row_dot_y), record, part, score)
     grad_x, grad_y = torch.empty_like(x), torch.empty_like(y)
     run_entity_pass(g, q, x, y, plan, record, grad_x, part, score)
-    shape, programs, relation_programs = gpu_launch.layer_merge_shape(
+    shape, programs, relation_programs = gpu_launch.merge_shape(
         len(y), len(plan.merge_row) - len(y), width, x.dtype
     )
     sum_pass[(programs,)](

@@ -21,7 +21,6 @@ from lightcake_fast.kernels import gpu_launch
 from lightcake_fast.kernels.gpu_blocks import compile_block, phi_rel_back, psi_term_back, sqrt
 from lightcake_fast.kernels.gpu_merge import merge_pass
 from lightcake_fast.kernels.gpu_tiles import (
-    LOG2E,
     LOWEST,
     NO_CHUNK,
     add_row,
@@ -106,8 +105,8 @@ def relation_pass(
             s_b = tl.where(live, s_b, low)[:, None]
             z_a, z_b = log2_weight(s_a, top_a), log2_weight(s_b, top_b)
             if tl.max(tl.maximum(z_a, z_b)) > 16.0:
-                new_a, new_b = tl.maximum(top_a, s_a * LOG2E), tl.maximum(top_b, s_b * LOG2E)
-                factor_a, factor_b = tl.exp2(top_a - new_a), tl.exp2(top_b - new_b)
+                new_a, new_b = tl.maximum(top_a, s_a), tl.maximum(top_b, s_b)
+                factor_a, factor_b = tl.exp2(log2_weight(top_a, new_a)), tl.exp2(log2_weight(top_b, new_b))
                 total_a, total_b = total_a * factor_a, total_b * factor_b
                 sum_a, sum_b = scale_row(sum_a, factor_a), scale_row(sum_b, factor_b)
                 top_a, top_b = new_a, new_b
@@ -118,7 +117,8 @@ def relation_pass(
 
     if WITH_SUMS:
         chunk_top_a, chunk_top_b = tl.max(top_a), tl.max(top_b)
-        factor_a, factor_b = tl.exp2(top_a - chunk_top_a), tl.exp2(top_b - chunk_top_b)
+        factor_a = tl.exp2(log2_weight(top_a, chunk_top_a))
+        factor_b = tl.exp2(log2_weight(top_b, chunk_top_b))
         sum_a, sum_b = fold_row(scale_row(sum_a, factor_a)), fold_row(scale_row(sum_b, factor_b))
         part_a_ptr = part_ptr + slot.to(tl.int64) * WIDTH
         part_b_ptr = part_a_ptr + tl.num_programs(0).to(tl.int64) * WIDTH
@@ -158,7 +158,7 @@ def entity_pass(
         place = e[:, None] + first + tl.arange(0, BLOCK_S)[None, :]
         s = tl.load(s_ptr + place, mask=place < end[:, None], other=float("-inf"))
         top = tl.maximum(top, s)
-    top = tl.maximum(tl.max(top, 1), LOWEST)[:, None] * LOG2E
+    top = tl.maximum(tl.max(top, 1), LOWEST)[:, None]
 
     acc = zero_row(BLOCK_E, WIDTH, COLUMNS, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
@@ -230,7 +230,7 @@ def forward(
         if with_entities:
             run_entity_pass(x, y, plan, s, new_x, lse_x, sum_x, part, score)
         relation_rows = len(y) if with_relations else 0
-        shape, programs, relation_programs = gpu_launch.layer_merge_shape(
+        shape, programs, relation_programs = gpu_launch.merge_shape(
             relation_rows, len(plan.merge_row) - len(y) if with_entities else 0, x.shape[1], x.dtype
         )
         merge_pass[(programs,)](

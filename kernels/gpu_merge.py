@@ -1,14 +1,31 @@
 """Rows cut into chunks, put together from their parts, for the layer and for segments: one launch each way.
 
 A program takes a block of columns of a row and its parts in the order of the chunks, so the sums repeat in
-every bit. The layer's rows go on from what they were; without ``x_ptr``, ``y_ptr`` a row is its parts alone.
-Segments are rows of the first table only.
+every bit. It has BLOCK_P parts on the way at once, of the rest fewer: most rows are cut in two or three. The
+layer's rows go on from what they were; without ``x_ptr``, ``y_ptr`` a row is its parts alone. Segments are
+rows of the first table only.
 """
 
 import triton
 import triton.language as tl
 
-from lightcake_fast.kernels.gpu_tiles import LOWEST, normalized
+from lightcake_fast.kernels.gpu_tiles import LOWEST, log2_weight, normalized
+
+
+@triton.jit
+def weigh_parts(
+    p, end, row_top, part_ptr, part_top_ptr, part_total_ptr, column, acc, total,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """``acc`` and ``total`` plus the next BLOCK parts, scaled to the row's maximum."""
+    part = p + tl.arange(0, BLOCK)
+    live = part < end
+    top = tl.load(part_top_ptr + part, mask=live, other=float("-inf"))
+    part_total = tl.load(part_total_ptr + part, mask=live, other=0.0)
+    tile_ptr = part_ptr + part.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    tile = tl.load(tile_ptr, mask=live[:, None] & (column < WIDTH)[None, :], other=0.0)
+    factor = tl.exp2(log2_weight(top, row_top))
+    return acc + factor[:, None] * tile, total + factor * part_total
 
 
 @triton.jit
@@ -19,31 +36,34 @@ def merge_row(
     ACC: tl.constexpr,
 ):  # fmt: skip
     """A block of columns of one row from its parts, in the order of the chunks."""
+    REST: tl.constexpr = BLOCK_P // 4
     row = tl.load(row_ptr + n).to(tl.int64)
     first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
+    whole = end - (end - first) % BLOCK_P
     column = column_block * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = (column < WIDTH)[None, :]
-    low = float("-inf")
 
-    top = tl.full([BLOCK_P], LOWEST, ACC)
-    for p in range(first, end, BLOCK_P):
-        part = p + tl.arange(0, BLOCK_P)
-        top = tl.maximum(top, tl.load(part_top_ptr + part, mask=part < end, other=low))
+    top = tl.full([8 * BLOCK_P], LOWEST, ACC)
+    for p in range(first, end, 8 * BLOCK_P):
+        part = p + tl.arange(0, 8 * BLOCK_P)
+        top = tl.maximum(top, tl.load(part_top_ptr + part, mask=part < end, other=float("-inf")))
     row_top = tl.max(top)
 
-    acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    total = tl.zeros([BLOCK_P], ACC)
-    for p in range(first, end, BLOCK_P):
-        part = p + tl.arange(0, BLOCK_P)
-        live = part < end
-        factor = tl.exp2(tl.load(part_top_ptr + part, mask=live, other=low) - row_top)
-        total += factor * tl.load(part_total_ptr + part, mask=live, other=0.0)
-        tile_ptr = part_ptr + part.to(tl.int64)[:, None] * WIDTH + column[None, :]
-        acc += factor[:, None] * tl.load(tile_ptr, mask=live[:, None] & inside, other=0.0)
-    row_total = tl.sum(total)
+    acc, total = tl.zeros([BLOCK_P, BLOCK_C], ACC), tl.zeros([BLOCK_P], ACC)
+    for p in range(first, whole, BLOCK_P):
+        acc, total = weigh_parts(
+            p, whole, row_top, part_ptr, part_top_ptr, part_total_ptr, column, acc, total, WIDTH, BLOCK_P
+        )
+    new, row_total = tl.sum(acc, 0), tl.sum(total)
+    acc, total = tl.zeros([REST, BLOCK_C], ACC), tl.zeros([REST], ACC)
+    for p in range(whole, end, REST):
+        acc, total = weigh_parts(
+            p, end, row_top, part_ptr, part_top_ptr, part_total_ptr, column, acc, total, WIDTH, REST
+        )
+    new, row_total = new + tl.sum(acc, 0), row_total + tl.sum(total)
+
     row_factor, lse = normalized(row_top, row_total)
-    new = tl.sum(acc, 0)[None, :] * row_factor
-    place = row * WIDTH + column[None, :]
+    new *= row_factor
+    place, inside = row * WIDTH + column, column < WIDTH
     if HAS_SUM:
         tl.store(sum_ptr + place, new, mask=inside)
     if rows_ptr is not None:
@@ -81,23 +101,36 @@ def merge_pass(
 
 
 @triton.jit
+def sum_parts(p, end, part_ptr, column, acc, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """``acc`` plus the next BLOCK parts."""
+    part = (p + tl.arange(0, BLOCK))[:, None]
+    tile_ptr = part_ptr + part.to(tl.int64) * WIDTH + column[None, :]
+    return acc + tl.load(tile_ptr, mask=(part < end) & (column < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
 def sum_row(
     n, column_block, gradient_ptr, row_ptr, bound_ptr, part_ptr, out_ptr,
     WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """A block of columns of one row's gradient: its parts, in the order of the chunks, and its own."""
-    place = tl.load(row_ptr + n).to(tl.int64) * WIDTH
+    REST: tl.constexpr = BLOCK_P // 4
     first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
-    column = (column_block * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
-    inside = column < WIDTH
+    whole = end - (end - first) % BLOCK_P
+    column = column_block * BLOCK_C + tl.arange(0, BLOCK_C)
     acc = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    for p in range(first, end, BLOCK_P):
-        part = (p + tl.arange(0, BLOCK_P))[:, None]
-        acc += tl.load(part_ptr + part.to(tl.int64) * WIDTH + column, mask=(part < end) & inside, other=0.0)
-    total = tl.sum(acc, 0)[None, :]
+    for p in range(first, whole, BLOCK_P):
+        acc = sum_parts(p, whole, part_ptr, column, acc, WIDTH, BLOCK_P)
+    total = tl.sum(acc, 0)
+    acc = tl.zeros([REST, BLOCK_C], ACC)
+    for p in range(whole, end, REST):
+        acc = sum_parts(p, end, part_ptr, column, acc, WIDTH, REST)
+    total += tl.sum(acc, 0)
+
+    place, inside = tl.load(row_ptr + n).to(tl.int64) * WIDTH + column, column < WIDTH
     if gradient_ptr is not None:
-        total += tl.load(gradient_ptr + place + column, mask=inside, other=0.0).to(ACC)
-    tl.store(out_ptr + place + column, total.to(out_ptr.dtype.element_ty), mask=inside)
+        total += tl.load(gradient_ptr + place, mask=inside, other=0.0).to(ACC)
+    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

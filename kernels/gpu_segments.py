@@ -16,7 +16,6 @@ from torch import Tensor
 from lightcake_fast.kernels import gpu_launch
 from lightcake_fast.kernels.gpu_merge import merge_pass, sum_pass
 from lightcake_fast.kernels.gpu_tiles import (
-    LOG2E,
     LOWEST,
     add_dot,
     add_scaled_row,
@@ -53,7 +52,7 @@ def softmax_pass(
         step = k + tl.arange(0, BLOCK_S)[None, :]
         s = tl.load(s_ptr + start[:, None] + step, mask=step < length[:, None], other=float("-inf"))
         top = tl.maximum(top, s)
-    top = tl.maximum(tl.max(top, 1), LOWEST)[:, None] * LOG2E
+    top = tl.maximum(tl.max(top, 1), LOWEST)[:, None]
 
     acc = zero_row(BLOCK_E, WIDTH, 1, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
@@ -104,11 +103,12 @@ def slope_pass(
     index, s = tl.load(index_ptr + start), tl.load(s_ptr + start)
     for k in range(longest):
         v_ptr = row_pointers(values_ptr, index, WIDTH, BLOCK_D)
-        w = tl.exp2((s - lse) * LOG2E)
+        w = tl.exp2(log2_weight(s, lse))
         place = start + tl.minimum(k + 1, last)
         index, s = tl.load(index_ptr + place), tl.load(s_ptr + place)
         v = load_row(v_ptr, WIDTH, 1, BLOCK_D, ACC)
-        slope = w * (tl.sum(add_dot(tl.zeros([BLOCK_E, BLOCK_D], ACC), g, v), 1) - row_dot)
+        dot = tl.sum(add_dot(tl.zeros([BLOCK_E, BLOCK_D], ACC), g, v), 1)
+        slope = tl.where(w == 1, 0.0, w * (dot - row_dot))  # the two are equal but for rounding
         tl.store(w_ptr + start + k, w, mask=k < length)
         tl.store(slope_ptr + start + k, slope, mask=k < length)
 
@@ -160,7 +160,7 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
         part_ptr=part, part_top_ptr=top, part_total_ptr=total, chunks=chunks, BLOCK_S=8, **shape,
     )  # fmt: skip
     if slots:
-        shape, programs, _ = gpu_launch.layer_merge_shape(0, len(plan.cut_row), width, values.dtype)
+        shape, programs, _ = gpu_launch.merge_shape(0, len(plan.cut_row), width, values.dtype)
         merge_pass[(programs,)](
             x_ptr=None, y_ptr=None, row_ptr=plan.cut_row, bound_ptr=plan.cut_part,
             part_ptr=part, part_top_ptr=top, part_total_ptr=total,
@@ -188,7 +188,7 @@ def backward(
         out_ptr=grad_values, part_ptr=part, chunks=index_chunks, **shape,
     )  # fmt: skip
     if slots:
-        shape, programs, _ = gpu_launch.layer_merge_shape(0, len(plan.index_cut_row), width, values.dtype)
+        shape, programs, _ = gpu_launch.merge_shape(0, len(plan.index_cut_row), width, values.dtype)
         sum_pass[(programs,)](
             g_ptr=None, q_ptr=None, row_ptr=plan.index_cut_row, bound_ptr=plan.index_cut_part,
             part_ptr=part, grad_x_ptr=grad_values, grad_y_ptr=grad_values,

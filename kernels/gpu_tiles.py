@@ -28,11 +28,13 @@ LOWEST = tl.constexpr(-1e38)
 
 @triton.jit
 def log2_weight(s, top):
-    """Of scores before their row's total divides them: s in powers of two, less ``top``, which is in such.
+    """log2 of ``exp(s - top)``.
 
-    The constant is given its type: Triton 3.5 and 3.6 would round it to float32 beside float64 scores.
+    The difference comes first: in powers of two, scores of a thousand would be rounded in the fourth digit
+    after the point. The constant is given its type: Triton 3.5 and 3.6 would round it to float32 beside
+    float64 scores.
     """
-    return tl.fma(s, tl.full([], LOG2E, s.dtype), -top)
+    return (s - top) * tl.full([], LOG2E, s.dtype)
 
 
 @triton.jit
@@ -180,8 +182,8 @@ def store_folded_row(
 def normalized(top, total):
     """One over a softmax row's total, and its log-sum-exp: one and +inf where no triple is live.
 
-    A score that is no number makes the total NaN, and with it the row and its log-sum-exp. ``top`` is in
-    powers of two.
+    A score that is no number makes the total NaN, and with it the row and its log-sum-exp. Where one triple
+    has all the weight, the log-sum-exp is its score exactly.
     """
     some = tl.where(total == 0, 1.0, total)
-    return 1.0 / some, tl.where(total == 0, float("inf"), (top + tl.log2(some)) * LN2)
+    return 1.0 / some, tl.where(total == 0, float("inf"), top + tl.log2(some) * LN2)

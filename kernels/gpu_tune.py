@@ -8,12 +8,13 @@ from lightcake_fast.kernels.gpu_backward import backward
 from lightcake_fast.kernels.gpu_forward import forward
 from lightcake_fast.kernels.plan import GpuPlan
 
-CANDIDATES = (8, 16, 32, 64)  # numbers of a row tile in each lane
+VALUES = (8, 16, 32, 64)  # numbers of a row tile in each lane
+REGISTERS = (96, 128, 168, 255)  # of a lane, on NVIDIA's cards
 
 
 def tune(
     plan: GpuPlan, entities: int, relations: int, width: int, dtype: torch.dtype, score: str
-) -> dict[str, dict[int, float]]:
+) -> dict[str, dict[tuple[int, int], float]]:
     """Measure a layer with each candidate for one kernel after the other, and keep the fastest.
 
     Returns:
@@ -29,11 +30,15 @@ def tune(
         new_x, new_y, s, lse_x, lse_y, *sums = forward(x, y, plan, None, score, "both")
         backward(x, y, x, y, new_x, new_y, s, lse_x, lse_y, plan, score, *sums)
 
-    times: dict[str, dict[int, float]] = {}
-    for kernel in gpu_launch.LANE_VALUES:
+    times: dict[str, dict[tuple[int, int], float]] = {}
+    for kernel, shipped in gpu_launch.SHIPPED.items():
         times[kernel] = {}
-        for values in CANDIDATES:
-            gpu_launch.keep_lane_values(kernel, width, dtype, values)
-            times[kernel][values] = do_bench(layer, return_mode="median")
-        gpu_launch.keep_lane_values(kernel, width, dtype, min(CANDIDATES, key=times[kernel].__getitem__))
+        best = shipped
+        for field, candidates in (("values", VALUES), ("registers", REGISTERS)):
+            for candidate in candidates:
+                shape = best._replace(**{field: candidate})
+                gpu_launch.keep_shape(kernel, width, dtype, shape)
+                times[kernel][shape] = do_bench(layer, return_mode="median")
+            best = min(times[kernel], key=times[kernel].__getitem__)
+        gpu_launch.keep_shape(kernel, width, dtype, best)
     return times

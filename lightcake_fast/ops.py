@@ -134,7 +134,7 @@ def context_weights(
 
 def tune_context_layer(
     graph: "ContextGraph", dim: int, *, dtype: torch.dtype = torch.float32, score: str = "distmult"
-) -> dict[str, dict[int, float]]:
+) -> dict[str, dict[tuple[int, int], float]]:
     """Choose the Triton kernels' launch shapes by measuring them on the graph's GPU; takes about a minute.
 
     What is fastest is kept in this process for all graphs, by width, type and kind of GPU. Nothing is
@@ -147,7 +147,8 @@ def tune_context_layer(
         score: as in ``context_layer``, of those that the fused back ends have.
 
     Returns:
-        Milliseconds of a layer, forward and backward, by kernel and by numbers of a row in each lane.
+        Milliseconds of a layer, forward and backward, by kernel and by its shape: numbers of a row in each
+        lane, and registers of a lane that NVIDIA's assembler may take.
 
     Raises:
         ValueError: if an argument is wrong, or Triton cannot run here.

@@ -1,8 +1,8 @@
 """Compile every kernel for absent cards and look at the code: ``python -m bench.gauge.compile_check``.
 
-A kernel passes without spills and local memory, with rows loaded 16 bytes at a time, and without a barrier
-in a loop that one warp runs alone (but for those that are worth it). Failures name the kernel and the
-target.
+A kernel passes without spills and local memory, with rows loaded 16 bytes at a time, without a barrier in a
+loop that one warp runs alone (but for those that are worth it), and without a loop that waits for memory
+more than twice a trip. Failures name the kernel and the target.
 """
 
 import argparse
@@ -19,12 +19,14 @@ from typing import Any
 import torch
 
 from bench.gauge.launches import TARGETS, Launch, launch_layer, program, record, resources, row_loads
+from bench.gauge.round_trips import round_trips
 from lightcake_fast.cli import ArgumentParser, run
 from lightcake_fast.kernels.scores import SCORES
 from lightcake_fast.segments import Segments
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 ROW_BYTES = 16  # of a row that a lane loads at once
+ROUND_TRIPS = 2  # to memory, that a trip through a loop may wait for
 # Barriers in loops that may be: a cut row's merge runs once for each 32 parts, which was under 0.1 barriers a
 # context triple on all four data sets
 PAID_BARRIERS = {"gpu_merge.merge_pass": 1}
@@ -113,6 +115,9 @@ def problems(launch: Launch) -> list[str]:
     narrow = [i.opcode for i in row_loads(code.instructions) if not re.search(r"\.(128|256)", i.opcode)]
     if aligned and narrow:
         found.append(f"{len(narrow)} narrow loads of rows: {narrow[0]}")
+    waits = max((round_trips(body) for body in code.innermost), default=0)
+    if waits > ROUND_TRIPS:
+        found.append(f"a loop that waits for memory {waits} times a trip")
     if launch.num_warps == 1:
         barriers = sum(i.opcode.startswith("BAR") for loop in code.loops for i in code.body(loop))
         if barriers > PAID_BARRIERS.get(launch.name, 0):

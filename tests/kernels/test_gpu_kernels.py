@@ -19,6 +19,7 @@ from lightcake_fast.kernels import gpu_backward, gpu_forward, gpu_launch
 from lightcake_fast.kernels import plan as kernels_plan
 from lightcake_fast.kernels.plan import GPU_NO_CHUNK, GPU_SIDE_BY_SIDE, GpuPlan
 from lightcake_fast.reference import layer as reference
+from lightcake_fast.reference.scores import SCORES
 from tests.support.comparison import assert_as_precise_as, assert_bitwise_equal, assert_close
 from tests.support.graphs import GPU_GRAPHS, layer_inputs, pairwise
 
@@ -182,12 +183,51 @@ def test_scores_that_grow_far_within_a_row(score: str) -> None:
     check({"score": score, "context": "both"}, x, y, graph, None, slack=20.0)
 
 
+@pytest.mark.parametrize("largest", [30.0, 1000.0])
+@pytest.mark.parametrize("score", ["distmult", "transe"])
+def test_rows_at_large_scores_are_as_precise_as_in_pytorch(
+    score: str, largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hubs among them; gradients err more, by the rounding of D, where equal triples share a row's weight."""
+    lanes(monkeypatch, 256)
+    x, y, graph, _ = layer_inputs("hub", 8, torch.float32, DEVICE)
+    tables = zip((x, y, x), graph.context_triples, strict=True)
+    reached = SCORES[score].psi(*(table[ids] for table, ids in tables)).abs().max()
+    x, y = (table * (largest / reached) ** (1 / 3 if score == "distmult" else 1) for table in (x, y))
+    results = by_triton(x, y, graph, None, score, "both")
+    plain = by_reference(x, y, graph, None, score, "both")
+    exact = by_reference(x.double(), y.double(), graph, None, score, "both")
+    for name, got, rough, wanted in zip(NAMES[:2], results, plain, exact, strict=False):
+        error, allowed = ((result.double() - wanted).abs().max() for result in (got, rough))
+        assert error <= 4 * allowed, f"{name}: {error:.3g}, in float32 PyTorch {allowed:.3g}"
+
+
+@pytest.mark.parametrize("score", ["distmult", "transe"])
+def test_one_triple_with_all_the_weight_leaves_no_rounding_in_the_gradients(
+    score: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores up to a thousand, far apart: what the softmax hands back is zero exactly, as in PyTorch."""
+    lanes(monkeypatch, 256)
+    tails = torch.arange(1, 21, device=DEVICE)
+    graph = ContextGraph.from_triples(torch.stack([0 * tails, 0 * tails, tails], 1), 21, 1)
+    random = torch.Generator().manual_seed(0)
+    x, y = (0.5 + torch.rand(rows, 8, generator=random).to(DEVICE) for rows in (21, 2))
+    x[1:] *= tails[:, None] * (5 if score == "distmult" else 15)
+    exact = by_reference(x.double(), y.double(), graph, None, score, "both")
+    plain = by_reference(x, y, graph, None, score, "both")
+    for name, got, rough, wanted in zip(
+        NAMES, by_triton(x, y, graph, None, score, "both"), plain, exact, strict=True
+    ):
+        error, allowed = ((result.double() - wanted).abs().max() for result in (got, rough))
+        assert error <= 4 * allowed, f"{name}: {error:.3g}, in float32 PyTorch {allowed:.3g}"
+
+
 @pytest.mark.skipif(ON_CARD, reason="times by rule")
 def test_launch_shapes_change_only_when_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     from lightcake_fast.kernels import gpu_tune
 
     def shapes(width: int, dtype: torch.dtype) -> list[dict[str, Any]]:
-        return [gpu_launch.row_shape(kernel, width, dtype) for kernel in gpu_launch.LANE_VALUES]
+        return [gpu_launch.row_shape(kernel, width, dtype) for kernel in gpu_launch.SHIPPED]
 
     runs: list[int] = []
 
@@ -205,8 +245,9 @@ def test_launch_shapes_change_only_when_tuned(monkeypatch: pytest.MonkeyPatch) -
     )
     x, y, graph, mask = layer_inputs("sparse", 256, torch.float32, DEVICE)
     times = ops.tune_context_layer(graph, 256)
-    assert times["forward.entity_pass"] == {8: 0, 16: 8, 32: 8, 64: 8}
-    assert times.keys() == gpu_launch.LANE_VALUES.keys()
+    values = {(8, 128): 0, (16, 128): 8, (32, 128): 8, (64, 128): 8}
+    assert times["forward.entity_pass"] == values | {(8, registers): 0 for registers in gpu_tune.REGISTERS}
+    assert times.keys() == gpu_launch.SHIPPED.keys()
     assert [a == b for a, b in zip(shapes(256, torch.float32), shipped, strict=True)].count(False) >= 1
     assert gpu_launch.row_shape("forward.entity_pass", 256, torch.float32)["BLOCK_E"] == 8
     assert (shapes(16, torch.float32), shapes(256, torch.float16)) == (narrow, half)
