@@ -1,5 +1,6 @@
 """The training step as one CUDA graph: a small graph's kernels take longer to launch than to run."""
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -26,7 +27,8 @@ class CapturedStep:
     """A training step with the results of `TrainingStep`, but launched as a whole.
 
     The first steps run as they are written, the next one is recorded, and from then on it is replayed on
-    whatever batch lies in its buffer. A batch of another size, an epoch's last, is launched kernel by kernel.
+    whatever batch lies in its buffer. A batch of another size, an epoch's last, is launched kernel by kernel,
+    and so is every batch, with a warning, where the recording fails.
 
     Args:
         step: what to capture.
@@ -66,6 +68,12 @@ class CapturedStep:
             group["capturable"] = True
         try:
             return record(self._run, self._generator)
+        except RuntimeError as error:
+            problem = str(error).partition("\n")[0]
+            print(
+                f"warning: no CUDA graph of the step, which is launched instead: {problem}", file=sys.stderr
+            )
+            return self._run
         finally:
             for group in groups:  # Adam warns of a step outside of a graph that is said to be in one
                 group["capturable"] = False
@@ -93,6 +101,7 @@ def record(run: Callable[[], object], generator: Generator | None = None) -> Cal
     graph = torch.cuda.CUDAGraph()
     if generator is not None:
         graph.register_generator_state(generator)
-    with torch.cuda.graph(graph):
+    # PyTorch's default stream for this is made once, on whatever device is then the current one
+    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # type: ignore[no-untyped-call]
         run()
     return graph.replay

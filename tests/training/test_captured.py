@@ -12,6 +12,7 @@ from lightcake_fast.data import KnowledgeGraph, family
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS
 from lightcake_fast.train import main as train
+from lightcake_fast.training import captured
 from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
@@ -102,3 +103,22 @@ def test_a_captured_step_on_a_card_is_the_launched_one(data: KnowledgeGraph, num
     actual = replayed.epochs(CapturedStep(replayed.step, BATCH, replayed.generator))
     for place, (a, b) in enumerate(zip(actual, expected, strict=True)):
         assert_bitwise_equal(a, b, name=str(place))
+
+
+def test_a_step_that_cannot_be_recorded_is_launched(
+    data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(captured, "record", refuse)
+    training = Training(data, backend="reference")
+    step = CapturedStep(training.step, BATCH, training.generator)
+    step._batch.copy_(torch.arange(BATCH))
+    step._record()()
+    assert training.step.loss_sum > 0
+    assert not any(group["capturable"] for group in training.step.optimizer.param_groups)
+    assert capsys.readouterr().err == (
+        "warning: no CUDA graph of the step, which is launched instead: "
+        "operation not permitted when stream is capturing\n"
+    )
