@@ -58,9 +58,9 @@ def peak_of_call(computation: Computation, device: torch.device) -> int:
         given = _bytes(computation())
         return max(torch.cuda.max_memory_allocated(device) - before - given, 0)
     _reset_peak()
-    before = _peak()
+    before = peak_bytes()
     given = _bytes(computation())
-    return max(_peak() - before - given, 0)
+    return max(peak_bytes() - before - given, 0)
 
 
 def _bytes(tensors: Iterable[Tensor] | None) -> int:
@@ -75,7 +75,8 @@ def _reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak() -> int:
+def peak_bytes() -> int:
+    """The most memory that this process has held at once, since it was last reset (Linux)."""
     found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found.group(1)) * 1024

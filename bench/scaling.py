@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.memory import ROOT, peak_bytes
 from lightcake_fast.data import read_folder
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer
@@ -31,7 +32,6 @@ RELATIONS = 800
 HELD_OUT = 10_000  # triples of valid and of test
 LAYER_DIM = 32
 FLAGS = {"dataset": "family", "preset": "paper", "batch_size": 65_536, "layers": 2, "dim": 64}
-ROOT = Path(__file__).parents[1]
 
 
 def write_graph(folder: Path, triples: int) -> None:
@@ -104,12 +104,6 @@ STAGES: dict[str, tuple[str, Callable[[Path], Callable[[], object]]]] = {
     "step": ("a training step, B 65,536, L 2, d 64", _step),
     "evaluation": (f"ranking {HELD_OUT:,} triples, L 2, d 64", _evaluation),
 }
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has held at once."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def run_stage(stage: str, folder: Path) -> dict[str, float]:

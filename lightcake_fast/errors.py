@@ -1,6 +1,8 @@
 """The error that the command line shows as one line, and how a lack of memory is told from other errors."""
 
+import difflib
 import re
+from collections.abc import Sequence
 
 
 class InputError(ValueError):
@@ -36,3 +38,8 @@ def memory_wanted(error: BaseException) -> str | None:
     if asked[2] == "bytes":
         return f"wanted {int(asked[1]) / 2**30:.2f} GiB at once"
     return f"wanted {asked[1]} {asked[2]} at once"
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """The end of a message about a word that is none of those known: the nearest, if one is near."""
+    return "".join(f" (did you mean {near}?)" for near in difflib.get_close_matches(word, known, 1))

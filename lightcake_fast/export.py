@@ -10,11 +10,11 @@ import numpy as np
 from torch import Tensor
 
 from lightcake_fast import cli
+from lightcake_fast.data import id_map
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import TEMPORARY, replace_tensors
 from lightcake_fast.inference.answers import Embeddings
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
-from lightcake_fast.training.run_folder import id_map
 from lightcake_fast.training.runtime import prepare_process
 
 SUFFIX = ".safetensors"

@@ -64,9 +64,7 @@ def context_layer(
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
-    _check_kinds(entities, relations, graph, mask)
-    entities, relations = autocast_first(entities), autocast_first(relations)
-    backend = _checked(entities, relations, graph, score, context, mask, backend)
+    entities, relations, backend = _checked(entities, relations, graph, score, context, mask, backend)
     if backend == "reference":
         both_ways = None if mask is None else mask.repeat(2)
         x, y = reference.context_layer(
@@ -107,9 +105,7 @@ def context_weights(
 
     Source: LightCAKE, arXiv 2102.10826, equations 2 and 4.
     """
-    _check_kinds(entities, relations, graph, mask)
-    entities, relations = autocast_first(entities), autocast_first(relations)
-    backend = _checked(entities, relations, graph, score, "both", mask, backend)
+    entities, relations, backend = _checked(entities, relations, graph, score, "both", mask, backend)
     with torch.no_grad():
         if backend == "reference":
             both_ways = None if mask is None else mask.repeat(2)
@@ -166,6 +162,34 @@ def tune_context_layer(
         return gpu_tune.tune(graph.gpu_plan, graph.num_entities, 2 * graph.num_relations, dim, dtype, score)
 
 
+def _checked(
+    entities: Tensor,
+    relations: Tensor,
+    graph: "ContextGraph",
+    score: str,
+    context: str,
+    mask: Tensor | None,
+    backend: str,
+) -> tuple[Tensor, Tensor, str]:
+    """Check the arguments of the public functions once.
+
+    Returns:
+        The tables as the op takes them, and the back end that "auto" stands for.
+    """
+    _check_kinds(entities, relations, graph, mask)
+    entities, relations = autocast_first(entities), autocast_first(relations)
+    for name, value, known in (("context", context, CONTEXTS), ("backend", backend, BACKENDS)):
+        if value not in known:
+            raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
+    _check_tables(entities, relations, graph, mask)
+    _check_width(score, "entities", entities.shape[1])
+    if backend == "auto" and not fused(score):
+        return entities, relations, "reference"
+    _check_fused(score, backend)
+    runnable = _runnable(backend, entities.device.type)
+    return entities, relations, without_transforms(runnable, backend, entities, relations)
+
+
 def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
     """Raise ``TypeError`` for an argument that is no tensor, or no graph."""
     for name, value in (("entities", entities), ("relations", relations), ("mask", mask)):
@@ -177,19 +201,8 @@ def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
         )
 
 
-def _checked(
-    entities: Tensor,
-    relations: Tensor,
-    graph: "ContextGraph",
-    score: str,
-    context: str,
-    mask: Tensor | None,
-    backend: str,
-) -> str:
-    """Check the arguments of the public functions once; returns the back end that "auto" stands for."""
-    for name, value, known in (("context", context, CONTEXTS), ("backend", backend, BACKENDS)):
-        if value not in known:
-            raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
+def _check_tables(entities: Tensor, relations: Tensor, graph: "ContextGraph", mask: Tensor | None) -> None:
+    """Raise ``ValueError`` for a shape, type or device that does not fit the others."""
     for name, table, rows in (
         ("entities", entities, graph.num_entities),
         ("relations", relations, 2 * graph.num_relations),
@@ -210,11 +223,6 @@ def _checked(
     for name, tensor in (("relations", relations), ("graph", graph), ("mask", mask)):
         if tensor is not None and tensor.device != entities.device:
             raise ValueError(f"{name}: got device {tensor.device}, wanted the entities', {entities.device}")
-    _check_width(score, "entities", entities.shape[1])
-    if backend == "auto" and not fused(score):
-        return "reference"
-    _check_fused(score, backend)
-    return without_transforms(_runnable(backend, entities.device.type), backend, entities, relations)
 
 
 def _check_width(score: str, name: str, width: int) -> None:

@@ -1,7 +1,6 @@
 """Training, from Python as `lightcake_fast.train(...)` or typed as `python -m lightcake_fast.train`."""
 
 import argparse
-import difflib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
@@ -10,7 +9,7 @@ from typing import Any
 
 from lightcake_fast import cli
 from lightcake_fast.data import KnowledgeGraph, load_dataset
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import InputError, did_you_mean
 from lightcake_fast.inference.result import TrainingResult
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console
@@ -69,8 +68,7 @@ def train(
     known = [field.name for field, _, _ in fields() if field.name != "dataset"]
     for name in settings:
         if name not in known:
-            near = "".join(f" (did you mean {word}?)" for word in difflib.get_close_matches(name, known, 1))
-            raise TypeError(f"train() has no setting {name!r}{near}")
+            raise TypeError(f"train() has no setting {name!r}{did_you_mean(name, known)}")
     callbacks = (callbacks,) if callable(callbacks) else callbacks
     explicit = {name: str(v) if isinstance(v, PurePath) else v for name, v in settings.items()}
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))

@@ -1,20 +1,21 @@
 """Knowledge graphs: the reader, the public data sets, the generated genealogy, and statistics."""
 
-import difflib
 import re
 from pathlib import Path
 
 from lightcake_fast.data.family import family
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.public import PUBLIC_DATASETS, public_folder
-from lightcake_fast.data.reader import DEFAULT_SPLIT, read_file, read_folder
-from lightcake_fast.data.writer import write_folder
-from lightcake_fast.errors import InputError
+from lightcake_fast.data.reader import read_file, read_folder
+from lightcake_fast.data.splitting import SHARES
+from lightcake_fast.data.writer import id_map, write_folder
+from lightcake_fast.errors import InputError, did_you_mean
 
 __all__ = [
     "SPLITS",
     "KnowledgeGraph",
     "family",
+    "id_map",
     "load_dataset",
     "read_file",
     "read_folder",
@@ -54,13 +55,12 @@ def load_dataset(
         place = None if data_dir is None else Path(data_dir).expanduser()
         return read_folder(public_folder(PUBLIC_DATASETS[name], place), name, strip=strip)
     if path.is_file():
-        return read_file(path, split=split or DEFAULT_SPLIT, strip=strip)
+        return read_file(path, split=split or SHARES, strip=strip)
     if not path.is_dir():
         names = ["family", *PUBLIC_DATASETS]
-        near = "".join(f" (did you mean {found}?)" for found in difflib.get_close_matches(name, names, 1))
         raise InputError(
             f"no data set {dataset!r}: wanted one of {', '.join(names)}, or the path of a folder "
-            f"or file{near}"
+            f"or file{did_you_mean(name, names)}"
         )
     return read_folder(path, strip=strip)
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.names import FIELDS, Source, odd_names, quote, trim
-from lightcake_fast.data.splitting import split_triples
+from lightcake_fast.data.splitting import SHARES, split_triples
 from lightcake_fast.errors import InputError
 
 Ids = NDArray[np.int32]
@@ -23,7 +23,7 @@ def assemble(
     *,
     ids_from: tuple[str, str] = ("entities.dict", "relations.dict"),
     strip: bool = False,
-    shares: Sequence[float] = (0.8, 0.1, 0.1),
+    shares: Sequence[float] = SHARES,
     seed: int = 0,
 ) -> KnowledgeGraph:
     """Number the names of train, valid and test, drop what a split holds twice, and check.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lightcake_fast.data.splitting import SHARES
 from lightcake_fast.errors import DataWarning, InputError
 
 SPLITS = ("train", "valid", "test")
@@ -49,7 +50,7 @@ class KnowledgeGraph:
         valid: Any = None,
         test: Any = None,
         *,
-        split: Sequence[float] | str = (0.8, 0.1, 0.1),
+        split: Sequence[float] | str = SHARES,
         seed: int = 0,
         name: str | None = None,
         strip: bool = False,

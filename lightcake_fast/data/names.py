@@ -33,6 +33,11 @@ class Source(Protocol):
         ...
 
 
+def columns_by_name(frame: Any, fields: Sequence[str]) -> Any:
+    """A DataFrame's columns of these names, in this order, if it has them all; else the frame as it is."""
+    return frame[list(fields)] if set(fields) <= set(frame.columns) else frame
+
+
 def quote(name: str) -> str:
     """A name for a message: quoted, control characters escaped, cut when very long."""
     return repr(name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "...")

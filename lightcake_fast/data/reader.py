@@ -1,6 +1,6 @@
 """Reader for a folder of tab-separated triples, with or without files that name the ids."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -8,13 +8,13 @@ from lightcake_fast.data import prepared
 from lightcake_fast.data.assembly import assemble
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.names import FIELDS, quote, trim
+from lightcake_fast.data.splitting import SHARES
 from lightcake_fast.data.table import Table
 from lightcake_fast.errors import InputError
 
 TRIPLE_SUFFIXES = (".txt", ".tsv", ".txt.gz", ".tsv.gz")
 ID_SUFFIXES = (".dict", ".dict.gz")
 ID_FIELDS = ("id", "name")
-DEFAULT_SPLIT = ".8,.1,.1"
 
 
 def read_folder(folder: Path, name: str | None = None, *, strip: bool = False) -> KnowledgeGraph:
@@ -50,14 +50,14 @@ def read_folder(folder: Path, name: str | None = None, *, strip: bool = False) -
 
 
 def read_file(
-    path: Path, name: str | None = None, *, split: str = DEFAULT_SPLIT, strip: bool = False
+    path: Path, name: str | None = None, *, split: Sequence[float] | str = SHARES, strip: bool = False
 ) -> KnowledgeGraph:
     """Read all triples from one file and split them by chance, always in the same way.
 
     Args:
         path: The file (see `KnowledgeGraph.from_triples`).
         name: Name of the data set; None takes the file's.
-        split: Shares of train, valid and test, with commas between them.
+        split: Shares of train, valid and test, as numbers or as text with commas between them.
         strip: As in `read_folder`.
 
     Raises:

@@ -11,7 +11,7 @@ import numpy as np
 from lightcake_fast.data.assembly import assemble
 from lightcake_fast.data.formats import open_table
 from lightcake_fast.data.knowledge_graph import KnowledgeGraph
-from lightcake_fast.data.names import FIELDS, Source
+from lightcake_fast.data.names import FIELDS, Source, columns_by_name
 from lightcake_fast.data.splitting import parse_shares
 from lightcake_fast.errors import InputError
 
@@ -140,9 +140,8 @@ def _ids(names: Sequence[str] | None) -> dict[str, int] | None:
 
 def _frame(frame: Any, label: str) -> Rows:
     """Columns called head, relation and tail, or three columns whatever they are called."""
-    if set(FIELDS) <= set(frame.columns):
-        frame = frame[list(FIELDS)]
-    elif len(frame.columns) != 3:
+    frame = columns_by_name(frame, FIELDS)
+    if len(frame.columns) != 3:
         raise InputError(
             f"{label}: got columns {', '.join(map(str, frame.columns))}, wanted head, relation and tail"
         )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from lightcake_fast.errors import InputError
 
 Triples = NDArray[Any]
+SHARES = (0.8, 0.1, 0.1)  # of train, valid and test, where nobody asks for others
 _BLOCK = 1 << 16
 
 

@@ -137,13 +137,13 @@ class Explainer:
 
     def _term(self, of: str, evidence: Evidence, rows: Weighed, top: int) -> Iterator[Term]:
         """A part of the evidence as a whole, and its relations of the largest share."""
-        half = self._experiment.data.num_relations
+        num_relations = self._experiment.data.num_relations
         counts = (rows.weight if of == "links" else rows.weight.double().expm1()).round().long().tolist()
         entries = [
             Term(
                 PARTS[of],
-                self._experiment.data.relations[relation % half],
-                relation >= half,
+                self._experiment.data.relations[relation % num_relations],
+                relation >= num_relations,
                 count,
                 *self._change(self._scores(None, evidence._replace(**{of: rows.without(place)}))),
             )

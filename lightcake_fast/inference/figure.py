@@ -19,6 +19,16 @@ MAX_NAME = 26
 Point = tuple[float, float]
 
 
+def check_matplotlib(what: str) -> None:
+    """Tell early whether figures can be drawn.
+
+    Raises:
+        InputError: matplotlib is missing; the message names what needs it.
+    """
+    if find_spec("matplotlib") is None:
+        raise InputError(f"{what}: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'")
+
+
 def check_figure(path: Path) -> None:
     """Tell early whether `draw` can write to `path`.
 
@@ -29,8 +39,7 @@ def check_figure(path: Path) -> None:
         raise InputError(f"figure: got {path.name!r}, wanted a name that ends in {', '.join(SUFFIXES)}")
     if not path.expanduser().parent.is_dir():
         raise InputError(f"figure: wanted an existing folder, got {path.parent}")
-    if find_spec("matplotlib") is None:
-        raise InputError("figure: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'")
+    check_matplotlib("figure")
 
 
 def draw(explanation: Explanation, path: Path) -> str:

@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO
 
+from lightcake_fast.data import names
+from lightcake_fast.data.names import columns_by_name
 from lightcake_fast.errors import InputError
 
 MAX_LINE_BYTES = 1 << 16
-FIELDS = {"pairs": ("head", "tail"), "triples": ("head", "relation", "tail")}
+FIELDS = {"pairs": names.FIELDS[::2], "triples": names.FIELDS}
 
 
 def name_rows(rows: Any, kind: str) -> list[tuple[Any, ...]]:
@@ -23,9 +25,7 @@ def name_rows(rows: Any, kind: str) -> list[tuple[Any, ...]]:
     fields = FIELDS[kind]
     wanted = f"a list of ({', '.join(fields)})"
     if hasattr(rows, "itertuples"):
-        if set(fields) <= set(rows.columns):  # by their names, as `KnowledgeGraph.from_triples` takes them
-            rows = rows[list(fields)]
-        rows = rows.itertuples(index=False, name=None)
+        rows = columns_by_name(rows, fields).itertuples(index=False, name=None)
     elif hasattr(rows, "tolist"):
         rows = rows.tolist()
     if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.inference.answers import frame
+from lightcake_fast.inference.figure import check_matplotlib
 from lightcake_fast.inference.trained import TrainedModel, opened
 from lightcake_fast.metrics import Evaluation, RankMetrics
 from lightcake_fast.training.run_folder import RunFolder
@@ -83,8 +83,7 @@ class TrainingResult:
         Raises:
             InputError: matplotlib is missing.
         """
-        if find_spec("matplotlib") is None:
-            raise InputError("plot: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'")
+        check_matplotlib("plot")
         from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
 
         figure = Figure(figsize=(8, 3.2), layout="constrained")

@@ -4,11 +4,9 @@ The test split is not looked at: a run ends with its test metrics, but they are 
 """
 
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
@@ -54,12 +52,6 @@ def grid(axes: Sequence[str]) -> list[tuple[str, ...]]:
     return list(itertools.product(*words))
 
 
-def best_epoch(folder: Path) -> dict[str, Any]:
-    """The line of `metrics.jsonl` with the best validation MRR."""
-    epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return max(epochs, key=lambda epoch: float(epoch["valid"]["all"]["mrr"]))
-
-
 def main(argv: Sequence[str]) -> None:
     """Train what is missing, then print the table.
 
@@ -77,8 +69,8 @@ def main(argv: Sequence[str]) -> None:
         del settings["debug"]
         name = " ".join(word.removeprefix("--").replace("=", " ") for word in words)
         outcome = run(settings, options.out / name.replace(" ", "_"), silent=True)
-        best = best_epoch(outcome.folder)
-        found.append((best["valid"]["all"]["mrr"], best["epoch"], outcome.triples_per_second, name))
+        valid, epoch = outcome.results["valid"], outcome.results["best_epoch"]
+        found.append((valid["all"]["mrr"], epoch, outcome.triples_per_second, name))
     rows = [
         [f"{mrr:.4f}", str(epoch), f"{speed:,.0f}", name] for mrr, epoch, speed, name in sorted(found)[::-1]
     ]

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightcake_fast.data import KnowledgeGraph, load_dataset, write_folder
+from lightcake_fast.data import KnowledgeGraph, id_map, load_dataset, write_folder
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import TEMPORARY, parse_json, replace_text
 from lightcake_fast.metrics import RankMetrics
@@ -115,10 +115,14 @@ class RunFolder:
         inside = f"data-{_readable(name)}"
         if data is not None:
             config = dataclasses.replace(config, dataset=str((path / inside).absolute()))
-        if path.is_dir():
+
+        def fill(place: Path) -> None:
             if data is not None:
-                write_folder(data, path / inside)
-            replace_text(path / CONFIG, config.to_json())
+                write_folder(data, place / inside)
+            replace_text(place / CONFIG, config.to_json())
+
+        if path.is_dir():
+            fill(path)
             return cls(path, config, kept)
         # the folder appears with its configuration in it: at any moment it is no run, or one that resumes
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,9 +130,7 @@ class RunFolder:
         _remove(staging)  # a process of the same number may have been killed here
         try:
             staging.mkdir()
-            if data is not None:
-                write_folder(data, staging / inside)
-            replace_text(staging / CONFIG, config.to_json())
+            fill(staging)
             staging.rename(path)
         except InputError:
             _remove(staging)
@@ -322,11 +324,6 @@ class RunFolder:
     def drop_results(self) -> None:
         """Forget the final figures: a finished run goes on with more epochs."""
         (self.path / RESULTS).unlink(missing_ok=True)
-
-
-def id_map(names: Sequence[str]) -> str:
-    """Names by id as `id<TAB>name` lines."""
-    return "".join(f"{id}\t{name}\n" for id, name in enumerate(names))
 
 
 def _remove(leftover: Path) -> None:

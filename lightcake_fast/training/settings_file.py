@@ -1,11 +1,10 @@
 """Settings from a file: TOML, or the configuration that a run saved."""
 
-import difflib
 import sys
 from pathlib import Path
 from typing import Any
 
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import InputError, did_you_mean
 from lightcake_fast.files import parse_json
 from lightcake_fast.training.config import fields
 
@@ -32,6 +31,5 @@ def read_settings(path: Path) -> dict[str, Any]:
     known = [field.name for field, flag, _ in fields() if flag.saved]
     for name in values:
         if name not in known:
-            near = "".join(f" (did you mean {word}?)" for word in difflib.get_close_matches(name, known, 1))
-            raise InputError(f"{path}: there is no setting {name!r}{near}")
+            raise InputError(f"{path}: there is no setting {name!r}{did_you_mean(name, known)}")
     return values

@@ -34,12 +34,15 @@ def gradients(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("score", SCORES)
-def test_gradients_are_those_of_finite_differences(score: str, context: str, masked: bool) -> None:
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+def test_gradients_are_those_of_finite_differences(
+    backend: str, score: str, context: str, masked: bool
+) -> None:
     x, y, graph, mask = layer_inputs("duplicates", 4, torch.float64)
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return context_layer(
-            x, y, graph, score=score, context=context, mask=mask if masked else None, backend="numba"
+            x, y, graph, score=score, context=context, mask=mask if masked else None, backend=backend
         )
 
     assert torch.autograd.gradcheck(layer, (x.requires_grad_(), y.requires_grad_()))

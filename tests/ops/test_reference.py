@@ -127,20 +127,6 @@ def test_equals_the_equations(name: str, score: str, context: str, masked: bool)
         assert_close(got, torch.tensor(wanted, dtype=torch.float64), name=table)
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("score", SCORES)
-def test_gradients_are_those_of_finite_differences(score: str, context: str, masked: bool) -> None:
-    x, y, graph, mask = layer_inputs("duplicates", 4, torch.float64)
-
-    def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return context_layer(
-            x, y, graph, score=score, context=context, mask=mask if masked else None, backend="reference"
-        )
-
-    assert torch.autograd.gradcheck(layer, (x.requires_grad_(), y.requires_grad_()))
-
-
 def test_a_zero_length_has_gradient_zero() -> None:
     graph = ContextGraph.from_triples(FORK, 4, 1)
     x = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
