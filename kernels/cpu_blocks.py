@@ -9,6 +9,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba import types
 from numba.core.dispatcher import Dispatcher
 from numba.extending import overload, register_jitable
 
@@ -47,6 +48,7 @@ class NumbaBlock(NamedTuple):
         block = SCORES[score]
         said = ("psi_term", "phi_ent", "phi_rel", "grad_h", "grad_r", "grad_t")
         made = {
+            **{name: _of_the_rows_type(_jitable(getattr(block, name))) for name in said},
             "psi": _psi(_jitable(block.psi)),
             "slope": _slope(block.psi_slope and _jitable(block.psi_slope)),
             **{1: _one_column, 2: _two_columns}[block.columns](width),
@@ -58,7 +60,6 @@ class NumbaBlock(NamedTuple):
             name=name,
             digest=digest_of(*(getattr(block, name) for name in (*said, "psi", "psi_slope"))),
             columns=block.columns,
-            **{name: _jitable(getattr(block, name)) for name in said},
             **{name: _compiled_within(function) for name, function in made.items()},
         )
 
@@ -73,6 +74,26 @@ def _jitable(function: Function) -> Function:
         if isinstance(used, FunctionType):
             _jitable(used)
     return _compiled_within(function)  # type: ignore[no-any-return]
+
+
+def _of_the_rows_type(function: Function) -> Function:
+    """The same with results of the type of the rows, which a constant in it would widen; its last is t."""
+    return lambda *arguments: typed(function(*arguments), arguments[-1][0])
+
+
+def typed(values, number):
+    """A number or a tuple of columns in the type of ``number``."""
+    return values
+
+
+@overload(typed, jit_options=FAST)
+def _typed(values, number):
+    real = number
+    if not isinstance(values, types.BaseTuple):
+        return lambda values, number: real(values)
+    if len(values) == 1:
+        return lambda values, number: (real(values[0]),)
+    return lambda values, number: (real(values[0]), real(values[1]))
 
 
 def _psi(of_total: Function) -> Function:

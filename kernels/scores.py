@@ -180,4 +180,51 @@ class ComplEx:
         )
 
 
-SCORES: dict[str, Any] = {"distmult": DistMult, "transe": TransE, "complex": ComplEx}
+class SimplE:
+    """psi = sum_k (h_k r_k t'_k + t_k r'_k h'_k) / 2, phi its derivatives; halves: as head x, as tail x'.
+
+    A relation's second half is its inverse.
+    """
+
+    columns = 2
+    bilinear = True
+    psi_slope = None
+
+    @staticmethod
+    def psi_term(h, r, t):
+        return (h[0] * t[1] * r[0] + h[1] * t[0] * r[1]) * 0.5
+
+    @staticmethod
+    def psi(total, sqrt):
+        return total
+
+    @staticmethod
+    def phi_ent(r, t):
+        return (r[0] * t[1] * 0.5, r[1] * t[0] * 0.5)
+
+    @staticmethod
+    def phi_rel(h, t):
+        return (h[0] * t[1] * 0.5, h[1] * t[0] * 0.5)
+
+    @staticmethod
+    def inverse(r):
+        return (r[1], r[0])
+
+    @staticmethod
+    def grad_h(slope, beta, q, h, r, t):
+        a, b = slope * r[0] + beta * q[0], slope * r[1] + beta * q[1]
+        return (a * t[1] * 0.5, b * t[0] * 0.5)
+
+    @staticmethod
+    def grad_r(slope, alpha, g, h, r, t):
+        a, b = slope * h[0] + alpha * g[0], slope * h[1] + alpha * g[1]
+        return (a * t[1] * 0.5, b * t[0] * 0.5)
+
+    @staticmethod
+    def grad_t(slope, alpha, g, beta, q, h, r, t):
+        a, b = slope * r[0] + beta * q[0], slope * r[1] + beta * q[1]
+        c, d = alpha * g[0], alpha * g[1]
+        return ((b * h[1] + d * r[1]) * 0.5, (a * h[0] + c * r[0]) * 0.5)
+
+
+SCORES: dict[str, Any] = {"distmult": DistMult, "transe": TransE, "complex": ComplEx, "simple": SimplE}

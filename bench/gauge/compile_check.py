@@ -63,13 +63,15 @@ class Case:
     masked: bool = True
 
 
-def cases(targets: Sequence[str], *, everything: bool = False) -> Iterator[Case]:
+def cases(
+    targets: Sequence[str], scores: Sequence[str] = tuple(SCORES), *, everything: bool = False
+) -> Iterator[Case]:
     """What is compiled: sm_90 in all its specialisations and wide rows, the others at d = 256."""
-    for target, dtype, score in itertools.product(targets, ("float32", "bfloat16"), (*SCORES, "segments")):
+    for target, dtype, score in itertools.product(targets, ("float32", "bfloat16"), (*scores, "segments")):
         if score != "segments" or dtype == "float32" or target == "sm_90":
             yield Case(target, dtype=dtype, score=score)
     if "sm_90" in targets:
-        for score in SCORES:
+        for score in scores:
             yield Case("sm_90", score=score, masked=False)
             yield Case("sm_90", score=score, context="entity")
             yield Case("sm_90", score=score, context="relation")
@@ -77,7 +79,7 @@ def cases(targets: Sequence[str], *, everything: bool = False) -> Iterator[Case]
                 yield Case("sm_90", score=score, width=width)
     if everything:
         widths = (64, 100, 128, 512, 1024, 2048)
-        for target, dtype, score, width in itertools.product(targets, DTYPES, (*SCORES, "segments"), widths):
+        for target, dtype, score, width in itertools.product(targets, DTYPES, (*scores, "segments"), widths):
             yield Case(target, width, dtype, score)
 
 
@@ -166,11 +168,13 @@ def main(argv: Sequence[str]) -> int:
     """Print what was compiled and what is wrong; 1 if something is."""
     parser = ArgumentParser("python -m bench.gauge.compile_check", "Compile every kernel for absent cards.")
     parser.add_argument("--target", nargs="*", choices=tuple(TARGETS), default=list(TARGETS))
+    parser.add_argument("--score", nargs="*", choices=tuple(SCORES), default=list(SCORES))
     parser.add_argument("--everything", action="store_true", help="more widths and types: many minutes")
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--json", action="store_true", help="print JSON, a kernel an entry")
     arguments: argparse.Namespace = parser.parse_args(argv)
-    checks = check_all(list(cases(arguments.target, everything=arguments.everything)), arguments.processes)
+    chosen = cases(arguments.target, arguments.score, everything=arguments.everything)
+    checks = check_all(list(chosen), arguments.processes)
     bad = [one for one in checks if one.problems]
     if arguments.json:
         print(json.dumps([asdict(one) for one in checks], indent=1))

@@ -23,7 +23,8 @@ class LightCAKE(RelationModel):
         num_relations: R, raw relations; from one layer on, inverses have rows of their own.
         dim: d, the embedding width.
         layers: L, at least 0.
-        score: "distmult", "transe", "complex" (d even), or a score of your own (docs/architecture.md).
+        score: "distmult", "transe", "complex", "simple" (both d even), or a score of your own
+            (docs/architecture.md).
         context: "both", "entity" or "relation".
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
             nothing else is known by how frequent the relations are.

@@ -21,6 +21,7 @@ def stripped(block: Any) -> Any:
 
 BLOCKS = {
     "complex": scores.ComplEx,
+    "simple": scores.SimplE,
     "plain complex": stripped(scores.ComplEx),
     "plain transe": stripped(scores.TransE),
     "plain distmult": stripped(scores.DistMult),
@@ -38,6 +39,11 @@ BLOCKS = {
         ("complex", "sparse", "both", False, 256, torch.float64),
         ("complex", "duplicates", "both", True, 256, torch.bfloat16),
         ("complex", "hub", "both", False, 64, torch.float16),
+        ("simple", "hub", "both", True, 6, torch.float32),
+        ("simple", "duplicates", "both", False, 100, torch.float64),
+        ("simple", "edges", "entity", True, 64, torch.bfloat16),
+        ("simple", "hub", "relation", False, 256, torch.float32),
+        ("simple", "sparse", "both", True, 64, torch.float16),
         ("plain complex", "hub", "both", True, 64, torch.float32),
         ("plain transe", "hub", "both", True, 100, torch.float32),
         ("plain distmult", "duplicates", "both", True, 63, torch.float32),

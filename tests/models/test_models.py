@@ -114,14 +114,18 @@ def test_scores_of_all_raw_relations(score: str, layers: int, relation_bias: boo
             elif score == "complex":
                 e_h, e_r, e_t = (torch.complex(*row.chunk(2)) for row in (x[h], y[r], x[t]))
                 wanted = (e_h * e_r * e_t.conj()).sum().real
+            elif score == "simple":
+                (h_own, h_back), (t_own, t_back) = x[h].chunk(2), x[t].chunk(2)
+                wanted = (torch.cat([h_own * t_back, t_own * h_back]) * y[r]).sum() / 2
             else:
                 wanted = -torch.linalg.vector_norm(x[t] - y[r] - x[h])
             assert actual[b, r].item() == pytest.approx((wanted + bias[r]).item(), rel=1e-12)
 
 
-def test_complex_without_layers_is_the_plain_model() -> None:
-    made = model(0, score="complex").eval()
-    plain = PlainModel(N, R, dim=D, score="complex", generator=seeded(), dtype=torch.float64).eval()
+@pytest.mark.parametrize("score", SCORES)
+def test_without_layers_it_is_the_plain_model(score: str) -> None:
+    made = model(0, score=score).eval()
+    plain = PlainModel(N, R, dim=D, score=score, generator=seeded(), dtype=torch.float64).eval()
     pairs = torch.tensor([[0, 1], [5, 5], [2, 59]])
     actual, expected = (m.relation_scores((m.entities, m.relations), pairs) for m in (made, plain))
     assert_bitwise_equal(actual, expected)
@@ -245,7 +249,7 @@ def test_without_unknown_vectors_seen_changes_nothing() -> None:
         ({"input_dropout": 1.0}, "input_dropout: got 1.0, wanted at least 0 and below 1"),
         ({"row_dropout": -0.1}, "row_dropout: got -0.1"),
         ({"unseen_rate": float("nan")}, "unseen_rate: got nan"),
-        ({"score": "rescal"}, "score: got 'rescal', wanted one of distmult, transe, complex"),
+        ({"score": "rescal"}, "score: got 'rescal', wanted one of distmult, transe, complex, simple"),
         ({"score": "complex", "dim": 7}, "dim: got 7, wanted a multiple of 2 for score 'complex'"),
         (
             {"score": "mine:TURN"},

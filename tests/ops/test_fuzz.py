@@ -7,21 +7,22 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.scores import BUILT_IN
 from tests.support import fuzz
-from tests.support.graphs import layer_results
+from tests.support.graphs import QUICK_SCORES, layer_results
 
 
 @pytest.mark.parametrize(
-    ("backend", "graphs"),
+    ("backend", "graphs", "scores"),
     [
-        ("numba", 300),
-        ("triton", 4),
-        pytest.param("numba", 10_000, marks=pytest.mark.full),
-        pytest.param("triton", 100, marks=pytest.mark.full),
+        ("numba", 300, QUICK_SCORES),
+        ("triton", 4, QUICK_SCORES),
+        pytest.param("numba", 10_000, BUILT_IN, marks=pytest.mark.full),
+        pytest.param("triton", 100, BUILT_IN, marks=pytest.mark.full),
     ],
 )
-def test_random_layers(backend: str, graphs: int) -> None:
-    fuzz.fuzz(backend, graphs)
+def test_random_layers(backend: str, graphs: int, scores: tuple[str, ...]) -> None:
+    fuzz.fuzz(backend, graphs, scores=scores)
 
 
 def test_a_fault_is_found_and_made_small(
@@ -49,7 +50,7 @@ def test_a_fault_is_found_and_made_small(
     monkeypatch.setattr(fuzz, "layer_results", faulty)
     monkeypatch.setattr(fuzz, "check", check)
     with pytest.raises(AssertionError, match="entities: got"):
-        fuzz.fuzz("numba", 500)
+        fuzz.fuzz("numba", 500, scores=QUICK_SCORES)
     smallest = wrong[-1]
     assert smallest.triples == ((0, 1, 0),)
     assert (smallest.entities, smallest.relations, smallest.width) == (1, 2, 1)

@@ -88,12 +88,20 @@ def in_plain_python(
         if score == "complex":
             triples = zip(numbers(e[h]), numbers(w[r]), numbers(e[t]), strict=True)
             return math.fsum((a * b * c.conjugate()).real for a, b, c in triples)
+        if score == "simple":
+            first, second = slice(0, len(e[h]) // 2), slice(len(e[h]) // 2, None)
+            rows = zip(e[h][first], w[r][first], e[t][second], strict=True)
+            back = zip(e[t][first], w[r][second], e[h][second], strict=True)
+            return math.fsum(a * b * c for a, b, c in (*rows, *back)) / 2
         return -math.dist(e[t], [a + b for a, b in zip(e[h], w[r], strict=True)])
 
     def phi(first: list[float], second: list[float]) -> list[float]:
         if score == "complex":
             products = [a.conjugate() * b for a, b in zip(numbers(first), numbers(second), strict=True)]
             return [p.real for p in products] + [p.imag for p in products]
+        if score == "simple":
+            half = len(first) // 2
+            return [a * b / 2 for a, b in zip(first, second[half:] + second[:half], strict=True)]
         return [b * a if score == "distmult" else b - a for a, b in zip(first, second, strict=True)]
 
     def refined(row: list[float], terms: list[tuple[float, list[float]]]) -> list[float]:

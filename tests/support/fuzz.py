@@ -22,9 +22,9 @@ if not torch.cuda.is_available():
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
-from lightcake_fast.scores import score_named
+from lightcake_fast.scores import BUILT_IN, score_named
 from tests.support.comparison import TOLERANCES
-from tests.support.graphs import CONTEXTS, SCORES, layer_results, random_rows
+from tests.support.graphs import CONTEXTS, layer_results, random_rows
 
 BACKENDS = ("numba", "triton")
 INTERPRETED_SHARE = 100  # the interpreter takes about a second a layer
@@ -52,14 +52,14 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, widths: tuple[int, ...] = WIDTHS) -> Case:
+def cases(draw: st.DrawFn, widths: tuple[int, ...] = WIDTHS, scores: tuple[str, ...] = BUILT_IN) -> Case:
     """Any case, small ones first."""
     entities, relations = draw(st.integers(1, 12)), draw(st.integers(1, 4))
     ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
     triples = draw(st.lists(ids, max_size=40).map(tuple))
     flags = st.lists(st.booleans(), min_size=len(triples), max_size=len(triples)).map(tuple)
     dtype, scale = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SCALES))
-    score = draw(st.sampled_from(SCORES))
+    score = draw(st.sampled_from(scores))
     taken = [width for width in widths if width % score_named(score).columns == 0]
     return Case(
         entities,
@@ -137,12 +137,14 @@ def slope_error(score: str, dtype: torch.dtype, width: int, most: float) -> floa
     """
     epsilon: float = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     # of a number of a new row, and of a score's derivative by one
-    product = {"distmult": 1, "complex": 2}.get(score, 0) * most**2
+    product = {"distmult": 1, "complex": 2, "simple": 0.5}.get(score, 0) * most**2
     new, score_slope = (most + product, product) if product else (3 * most, 1.0)
     return 4 * epsilon * math.sqrt(width) * new * score_slope
 
 
-def fuzz(backend: str, graphs: int, widths: tuple[int, ...] = WIDTHS) -> None:
+def fuzz(
+    backend: str, graphs: int, widths: tuple[int, ...] = WIDTHS, scores: tuple[str, ...] = BUILT_IN
+) -> None:
     """Check random cases.
 
     Raises:
@@ -156,7 +158,7 @@ def fuzz(backend: str, graphs: int, widths: tuple[int, ...] = WIDTHS) -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
         print_blob=False,
     )
-    @given(case=cases(widths))
+    @given(case=cases(widths, scores))
     def search(case: Case) -> None:
         check(case, backend)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,7 +17,8 @@ from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK
 from lightcake_fast.ops import context_layer
 from lightcake_fast.scores import BUILT_IN
 
-SCORES = BUILT_IN
+QUICK_SCORES = ("distmult", "transe", "complex")  # one and two columns, linear and not
+SCORES = tuple(s if s in QUICK_SCORES else pytest.param(s, marks=pytest.mark.full) for s in BUILT_IN)
 CONTEXTS = ("both", "entity", "relation")
 
 Triples = npt.NDArray[np.int64]
