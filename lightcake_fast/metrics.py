@@ -1,4 +1,4 @@
-"""Filtered relation prediction: which relations compete, ranks under four rules for ties, and their means."""
+"""Filtered prediction: which relations or entities compete, ranks under four rules for ties, their means."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,6 +13,7 @@ from lightcake_fast.data import SPLITS, KnowledgeGraph
 
 TIES = ("realistic", "optimistic", "pessimistic", "index")
 PAIRS_PER_BLOCK = 4096
+SCORES_PER_BLOCK = 2**22  # of all entities: 16 MiB in float32
 
 
 class NonFiniteScoresError(ArithmeticError):
@@ -21,10 +22,10 @@ class NonFiniteScoresError(ArithmeticError):
 
 @dataclass(frozen=True)
 class RankMetrics:
-    """Means over the ranks of `count` pairs; every mean is None where there is no pair.
+    """Means over `count` ranks; every mean is None where there is none.
 
     Attributes:
-        count: Number of (head, relation, tail) triples ranked.
+        count: Number of ranks: one for each triple where relations are ranked, two where entities are.
         mrr: Mean of 1 / rank, in (0, 1]; higher is better.
         mr: Mean rank, from 1; lower is better.
         hits_at_1: Share of ranks of at most 1; likewise 3 and 10.
@@ -41,7 +42,8 @@ class RankMetrics:
 
     @classmethod
     def from_ranks(cls, ranks: Tensor) -> "RankMetrics":
-        """Average `ranks`, float64 `[B]`, each at least 1 (ties may give halves)."""
+        """Average `ranks`, float64 of any shape, each at least 1 (ties may give halves)."""
+        ranks = ranks.flatten()
         if not len(ranks):
             return cls(0, None, None, None, None, None)
         hits = [(ranks <= k).double().mean().item() for k in (1, 3, 10)]
@@ -65,7 +67,41 @@ class Evaluation:
         return asdict(self)
 
 
-class KnownRelations:
+class KnownAnswers:
+    """The answers that are known to each of many questions.
+
+    Args:
+        questions: int64 `[K, 2]`, pairs of ids; rows may repeat.
+        answers: int64 `[K]`, an answer to each.
+        limit: Above every second id of a question.
+    """
+
+    def __init__(self, questions: NDArray[np.int64], answers: NDArray[np.int64], limit: int) -> None:
+        self._limit = limit
+        keys = self._keys(questions)
+        order = np.argsort(keys, kind="stable")
+        self._sorted = keys[order]
+        self._answers = answers[order]
+
+    def __call__(self, questions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Look up `questions`, int64 `[B, 2]`.
+
+        Returns:
+            Rows of `questions` and the answers known there, both int64 `[K]`: one entry for each answer
+            that was given.
+        """
+        keys = self._keys(questions)
+        start = np.searchsorted(self._sorted, keys, side="left")
+        count = np.searchsorted(self._sorted, keys, side="right") - start
+        rows = np.repeat(np.arange(len(questions), dtype=np.int64), count)
+        within = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+        return rows, self._answers[np.repeat(start, count) + within]
+
+    def _keys(self, questions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return questions[:, 0] * self._limit + questions[:, 1]
+
+
+class KnownRelations(KnownAnswers):
     """The relations that hold for each directed pair (head, tail) in any split.
 
     Args:
@@ -74,33 +110,44 @@ class KnownRelations:
     """
 
     def __init__(self, triples: NDArray[np.int64], num_entities: int) -> None:
-        self._num_entities = num_entities
-        pairs = self._keys(triples[:, [0, 2]])
-        order = np.argsort(pairs, kind="stable")
-        self._pairs = pairs[order]
-        self._relations = triples[order, 1]
+        super().__init__(triples[:, [0, 2]], triples[:, 1], num_entities)
 
     @classmethod
     def of(cls, data: KnowledgeGraph) -> "KnownRelations":
         """The known relations of all three splits of `data`."""
         return cls(np.concatenate([data.split(name) for name in SPLITS]), data.num_entities)
 
-    def __call__(self, pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Look up `pairs`, int64 `[B, 2]` of (head, tail).
 
-        Returns:
-            Rows of `pairs` and the relations known there, both int64 `[K]`: one entry for each triple
-            of a pair.
-        """
-        keys = self._keys(pairs)
-        start = np.searchsorted(self._pairs, keys, side="left")
-        count = np.searchsorted(self._pairs, keys, side="right") - start
-        rows = np.repeat(np.arange(len(pairs), dtype=np.int64), count)
-        within = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-        return rows, self._relations[np.repeat(start, count) + within]
+class KnownEntities(KnownAnswers):
+    """The entities that answer (h, r), for tails, and (t, r + R), for heads, in any split.
 
-    def _keys(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        return pairs[:, 0] * self._num_entities + pairs[:, 1]
+    Args:
+        triples: int64 `[T, 3]`, rows of (head, relation, tail) ids; rows may repeat.
+        num_relations: R, above every relation id.
+    """
+
+    def __init__(self, triples: NDArray[np.int64], num_relations: int) -> None:
+        super().__init__(*both_sides(triples, num_relations), 2 * num_relations)
+
+    @classmethod
+    def of(cls, data: KnowledgeGraph) -> "KnownEntities":
+        """The known entities of all three splits of `data`."""
+        return cls(np.concatenate([data.split(name) for name in SPLITS]), data.num_relations)
+
+
+def both_sides(triples: NDArray[np.int64], num_relations: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The questions of triples and their answers: for all tails, then for all heads.
+
+    Args:
+        triples: int64 `[T, 3]`, rows of (head, relation, tail) ids.
+        num_relations: R.
+
+    Returns:
+        (h, r) and then (t, r + R), int64 `[2T, 2]`; t and then h, int64 `[2T]`.
+    """
+    head, relation, tail = triples.T
+    asked = np.stack([np.concatenate([head, tail]), np.concatenate([relation, relation + num_relations])], 1)
+    return asked, np.concatenate([tail, head])
 
 
 def relation_ranks(
@@ -111,6 +158,8 @@ def relation_ranks(
     ties: str = "realistic",
 ) -> Tensor:
     """Rank the true relation of each pair among all relations not known to hold for it.
+
+    Entities are ranked likewise: read entity for relation, question for pair, N for R.
 
     Args:
         scores: `[B, R]`, floating point; higher is more likely.
@@ -171,14 +220,56 @@ def triple_ranks(
     Raises:
         NonFiniteScoresError: A score is NaN or infinite.
     """
+    pairs = np.ascontiguousarray(triples[:, [0, 2]])
+    return _ranks(score, pairs, triples[:, 1], known, ties, PAIRS_PER_BLOCK)
+
+
+def entity_ranks(
+    score: Callable[[Tensor], Tensor],
+    triples: NDArray[np.int64],
+    num_entities: int,
+    num_relations: int,
+    known: KnownEntities,
+    *,
+    ties: str = "realistic",
+) -> Tensor:
+    """Rank the tail and the head of every triple, in blocks of at most `SCORES_PER_BLOCK` scores.
+
+    Args:
+        score: Gives the scores `[B, N]` of questions, int64 `[B, 2]` in CPU memory (see `both_sides`).
+        triples: int64 `[T, 3]`, the split to evaluate.
+        num_entities: N.
+        num_relations: R.
+        known: The entities to filter by.
+        ties: See `relation_ranks`.
+
+    Returns:
+        float64 `[T, 2]` in CPU memory: of the tail and of the head, from 1.
+
+    Raises:
+        NonFiniteScoresError: A score is NaN or infinite.
+    """
+    questions, answers = both_sides(triples, num_relations)
+    ranks = _ranks(score, questions, answers, known, ties, max(1, SCORES_PER_BLOCK // num_entities))
+    return ranks.view(2, -1).T.contiguous()
+
+
+def _ranks(
+    score: Callable[[Tensor], Tensor],
+    questions: NDArray[np.int64],
+    answers: NDArray[np.int64],
+    known: KnownAnswers,
+    ties: str,
+    rows: int,
+) -> Tensor:
+    """The rank of each answer, so many `rows` of scores at a time."""
     ranks = [torch.empty(0, dtype=torch.float64)]
-    for start in range(0, len(triples), PAIRS_PER_BLOCK):
-        block = triples[start : start + PAIRS_PER_BLOCK]
-        pairs = np.ascontiguousarray(block[:, [0, 2]])
-        scores = score(torch.from_numpy(pairs))
-        rows, relations = (torch.from_numpy(ids).to(scores.device) for ids in known(pairs))
-        true = torch.from_numpy(block[:, 1].copy()).to(scores.device)
-        ranks.append(relation_ranks(scores, true, (rows, relations), ties=ties).cpu())
+    for start in range(0, len(questions), rows):
+        block = slice(start, start + rows)
+        scores = score(torch.from_numpy(questions[block]))
+        others = tuple(torch.from_numpy(ids).to(scores.device) for ids in known(questions[block]))
+        true = torch.from_numpy(answers[block].copy()).to(scores.device)
+        ranks.append(relation_ranks(scores, true, (others[0], others[1]), ties=ties).cpu())
     return torch.cat(ranks)
 
 
@@ -188,7 +279,7 @@ def summarise_ranks(
     """The means over all triples and over those with two seen entities.
 
     Args:
-        ranks: float64 `[T]`, from `triple_ranks`.
+        ranks: float64 `[T]`, from `triple_ranks`, or `[T, 2]`, from `entity_ranks`.
         triples: int64 `[T, 3]`, the triples ranked.
         seen_entities: Bool `[N]`, entities with a training triple.
     """

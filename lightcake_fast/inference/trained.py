@@ -74,6 +74,7 @@ class TrainedModel:
                 names that are. Or `top` is below 1, or scores are not finite.
             TypeError: What was given is no list of pairs, or a name is no string.
         """
+        self._check_task("relation")
         rows, top = name_rows(pairs, "pairs"), _checked_top(top)
         if not rows:
             return Predictions()
@@ -106,6 +107,7 @@ class TrainedModel:
             InputError: See `predict`; or a relation is not in the data.
             TypeError: See `predict`.
         """
+        self._check_task("relation")
         rows = name_rows(triples, "triples")
         if not rows:
             return TripleScores()
@@ -159,7 +161,7 @@ class TrainedModel:
         entities, relations = (table.cpu() for table in self._refined)
         weights = self.model.state_dict().items()
         return Embeddings(
-            entities[:-1],
+            entities[: self.data.num_entities],
             relations,
             self._experiment.seen[:-1].cpu(),
             {name: value.cpu() for name, value in weights if name not in ("entities", "relations")},
@@ -169,6 +171,8 @@ class TrainedModel:
 
     def ranks(self, split: str = "test", ties: str | None = None) -> Tensor:
         """The filtered rank of each triple's relation, float64 `(T,)` (see `relation_ranks`).
+
+        Where entities are ranked, those of each triple's tail and head, `(T, 2)`.
 
         Args:
             split: "train", "valid" or "test".
@@ -242,13 +246,21 @@ class TrainedModel:
         """Up to three names of entities that look like `name`."""
         return difflib.get_close_matches(name, self.data.entities)
 
+    def _check_task(self, wanted: str) -> None:
+        if self.config.task != wanted:
+            raise InputError(
+                f"the run was trained for the task {self.config.task!r}, wanted one for {wanted!r}"
+            )
+
     @cached_property
     def _refined(self) -> tuple[Tensor, Tensor]:
         return self._refine(None)
 
     def _refine(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Entities `(N + 1, d)`, the last for every name that is not in the data, and relations."""
+        """Entities and relations; where relations are ranked, a row more for every name not in the data."""
         entities, relations = self._experiment.refined(mask)
+        if self.config.task == "entity":
+            return entities, relations
         return torch.cat([entities, entities.new_zeros(1, entities.shape[1])]), relations
 
     def _ids(self, pairs: Sequence[tuple[Any, ...]]) -> tuple[list[list[int]], list[tuple[str, ...]]]:

@@ -31,6 +31,8 @@ class A2N(RelationModel):
     Source: after Bansal et al., A2N: Attending to Neighbors for Knowledge Graph Inference, ACL 2019.
     """
 
+    entity_score = "distmult"
+
     def __init__(self, num_entities: int, num_relations: int, **options: Any) -> None:
         super().__init__(
             num_entities, num_relations, relation_rows=2 * num_relations, has_context=True, **options

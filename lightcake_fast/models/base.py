@@ -1,4 +1,4 @@
-"""What every model shares: the two tables, the options against learning by heart, scores of all relations."""
+"""What every model shares: the two tables, the options against learning by heart, scores of all answers."""
 
 from typing import Any
 
@@ -8,16 +8,17 @@ from torch.nn import functional
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models.entity_scores import Questions, all_scores, ask, cross_entropy
 from lightcake_fast.models.evidence import Evidence, evidence_of
 from lightcake_fast.models.terms import PROFILES, Links, RelationProfile
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 
 
 class RelationModel(nn.Module):
-    """Entity and relation tables, and a score for every raw relation of a pair.
+    """Entity and relation tables, a score for every raw relation of a pair and every entity of (h, r, ?).
 
-    A model says how it refines the tables (``_encode``) and how it scores a pair (``_score``); both are
-    written once for training and evaluation.
+    A model says how it refines the tables (``_encode``), how it scores a pair (``_score``) and with which
+    score it ranks entities (``entity_score``); each is written once for training and evaluation.
 
     Args:
         num_entities: N.
@@ -39,6 +40,7 @@ class RelationModel(nn.Module):
             well, so that context carries the profiles of neighbours; "none" does neither.
         links: add to a pair's scores what the relations that are known to join it say (see ``Links``).
         has_context: whether the model refines the entity rows, without which profile "both" is refused.
+        inverses: give inverse relations rows of their own, 2R in all: questions for heads ask with them.
         generator: source of the initial values.
         dtype: floating-point type of the parameters.
 
@@ -50,6 +52,8 @@ class RelationModel(nn.Module):
         InputError: if the profile is "both" and the model has no context.
         ValueError: if an argument is out of range.
     """
+
+    entity_score: str | None = None  # as in ``ask``; None for a model that does not rank entities
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class RelationModel(nn.Module):
         profile: str = "none",
         links: bool = False,
         has_context: bool = False,
+        inverses: bool = False,
         generator: Generator | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -81,9 +86,8 @@ class RelationModel(nn.Module):
         self.num_relations, self.has_context = num_relations, has_context
         self.input_dropout, self.row_dropout, self.unseen_rate = input_dropout, row_dropout, unseen_rate
         self.entities = xavier(num_entities, dim, generator=generator, dtype=dtype)
-        self.relations = xavier(
-            relation_rows or num_relations, relation_dim or dim, generator=generator, dtype=dtype
-        )
+        rows = 2 * num_relations if inverses else relation_rows or num_relations
+        self.relations = xavier(rows, relation_dim or dim, generator=generator, dtype=dtype)
         self.relation_bias = (
             nn.Parameter(torch.zeros(num_relations, dtype=dtype, device=self.entities.device))
             if relation_bias
@@ -199,6 +203,44 @@ class RelationModel(nn.Module):
         if self.links is not None and evidence is not None:
             scores = scores + self.links(evidence.links, relations)
         return scores if self.relation_bias is None else scores + self.relation_bias
+
+    def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
+        """Score every entity as the answer of each question.
+
+        Args:
+            refined: what ``refine`` returned.
+            questions: int64 (B, 2) of (entity, relation): (h, r) asks for tails, (t, r + R) for heads.
+
+        Returns:
+            Scores (B, N), the logits of p(t | h, r).
+
+        Raises:
+            InputError: if the model does not rank entities.
+        """
+        return all_scores(self._asked(refined, questions), refined[0])
+
+    def entity_loss(
+        self,
+        refined: tuple[Tensor, Tensor],
+        questions: Tensor,
+        answers: Tensor,
+        question: Tensor,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """The mean cross-entropy of answers, int64 (M,), to the questions numbered ``question``, int64 (M,).
+
+        Never holds more scores than ``entity_scores.KEPT``; other arguments as in ``entity_scores``.
+        """
+        return cross_entropy(self._asked(refined, questions), refined[0], answers, question, label_smoothing)
+
+    def _asked(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Questions:
+        entities, relations = refined
+        if self.entity_score is None:
+            raise InputError(f"model: {type(self).__name__} does not rank entities")
+        if len(relations) < 2 * self.num_relations:
+            raise InputError("model: got one without rows of inverse relations, wanted inverses=True")
+        heads, asked = functional.embedding(questions[:, 0], entities), questions[:, 1]
+        return ask(self.entity_score, heads, functional.embedding(asked, relations), entities)
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str

@@ -39,6 +39,7 @@ class LightCAKE(RelationModel):
         links: as in ``RelationModel``.
         mixing: a layer adds its context sums times a matrix that it learns, for entities and for
             relations, each at first the identity.
+        inverses: as in ``RelationModel``, without layers; with layers inverses always have rows.
         generator: source of the initial values.
         dtype: floating-point type of the parameters.
 
@@ -69,6 +70,7 @@ class LightCAKE(RelationModel):
         profile: str = "none",
         links: bool = False,
         mixing: bool = False,
+        inverses: bool = False,
         generator: Generator | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -89,10 +91,12 @@ class LightCAKE(RelationModel):
             profile=profile,
             links=links,
             has_context=layers > 0,
+            inverses=inverses,
             generator=generator,
             dtype=dtype,
         )
         self.layers, self.score, self.context = layers, score, context
+        self.entity_score = score
         identity = torch.eye(dim, dtype=dtype, device=self.entities.device)
 
         def matrices(other: str) -> nn.Parameter | None:

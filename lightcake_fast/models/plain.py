@@ -43,7 +43,7 @@ class PlainModel(RelationModel):
         )
         if angles:
             nn.init.uniform_(self.relations, -math.pi, math.pi, generator=options.get("generator"))
-        self.score = score
+        self.score = self.entity_score = score
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         return SCORERS[self.score](heads, relations, tails)

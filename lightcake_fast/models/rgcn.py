@@ -144,6 +144,8 @@ class RGCN(RelationModel):
     Source: Schlichtkrull et al., ESWC 2018, arXiv 1703.06103.
     """
 
+    entity_score = "distmult"
+
     def __init__(
         self,
         num_entities: int,

@@ -36,6 +36,7 @@ class ModelSpec:
             score without context.
         nearest: The LightCAKE score whose presets it takes; None takes those of the `score` chosen.
         overrides: Settings of these presets that are others for it.
+        ranks_entities: Whether it takes `--task entity`.
     """
 
     make: Callable[..., RelationModel]
@@ -44,6 +45,7 @@ class ModelSpec:
     context: tuple[str, ...] = ()
     nearest: str | None = "distmult"
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    ranks_entities: bool = True
 
     @property
     def own(self) -> tuple[str, ...]:
@@ -55,8 +57,10 @@ class ModelSpec:
 _WITHOUT_CONTEXT = {"layers": 0, "mask_targets": False, "row_dropout": 0.0, "epochs": 40}
 
 
-def _plain(label: str, make: Callable[..., RelationModel], nearest: str) -> ModelSpec:
-    return ModelSpec(make, label, nearest=nearest, overrides=_WITHOUT_CONTEXT)
+def _plain(
+    label: str, make: Callable[..., RelationModel], nearest: str, ranks_entities: bool = True
+) -> ModelSpec:
+    return ModelSpec(make, label, nearest=nearest, overrides=_WITHOUT_CONTEXT, ranks_entities=ranks_entities)
 
 
 MODELS: dict[str, ModelSpec] = {
@@ -72,8 +76,8 @@ MODELS: dict[str, ModelSpec] = {
     "complex": _plain("ComplEx", partial(PlainModel, score="complex"), "distmult"),
     "simple": _plain("SimplE", partial(PlainModel, score="simple"), "distmult"),
     "rotate": _plain("RotatE", partial(PlainModel, score="rotate"), "transe"),
-    "transh": _plain("TransH", TransH, "transe"),
-    "transr": _plain("TransR", TransR, "transe"),
+    "transh": _plain("TransH", TransH, "transe", ranks_entities=False),
+    "transr": _plain("TransR", TransR, "transe", ranks_entities=False),
     "rgcn": ModelSpec(
         RGCN,
         "R-GCN",

@@ -17,6 +17,7 @@ from lightcake_fast.models import DECOMPOSITIONS, MODELS, PROFILES, takers
 from lightcake_fast.scores import BUILT_IN, SCORES, named_by_module
 
 PRESETS = ("paper", "best")
+TASKS = ("relation", "entity")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
 LARGEST = 2**31
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
@@ -139,6 +140,13 @@ class TrainingConfig:
         "best",
         choices=PRESETS,
     )
+    task: str = _flag(
+        "what is predicted: the relation of a pair, or the entity of (head, relation, ?) and (?, relation, "
+        "tail) (default: relation)",
+        "model",
+        "relation",
+        choices=TASKS,
+    )
     model: str = _flag(
         "lightcake (default), or a baseline: a score without context "
         f"({', '.join(name for name, spec in MODELS.items() if not spec.context)}) or a graph network "
@@ -218,6 +226,13 @@ class TrainingConfig:
     )
     seed: int = _flag(
         "seed of all randomness (default: 0)", "optimisation", 0, at_least=0, below=2**63, metavar="S"
+    )
+    label_smoothing: float = _flag(
+        "share of an answer's weight in the loss that goes to all answers alike",
+        "regularisation",
+        at_least=0,
+        below=1,
+        metavar="P",
     )
     input_dropout: float = _flag(
         "share of the values of the tables dropped before the first layer",

@@ -10,14 +10,21 @@ from torch import Generator, Tensor
 from lightcake_fast.data import SPLITS, KnowledgeGraph, load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.metrics import Evaluation, KnownRelations, summarise_ranks, triple_ranks
+from lightcake_fast.metrics import (
+    Evaluation,
+    KnownEntities,
+    KnownRelations,
+    entity_ranks,
+    summarise_ranks,
+    triple_ranks,
+)
 from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel
 from lightcake_fast.models.evidence import Evidence
 from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import resolve
-from lightcake_fast.training.runtime import epoch_order, resolve_device
-from lightcake_fast.training.step import TrainingStep
+from lightcake_fast.training.runtime import epoch_order, question_order, resolve_device
+from lightcake_fast.training.step import EntityStep, TrainingStep
 
 
 def build_model(
@@ -36,6 +43,7 @@ def build_model(
     """
     spec = MODELS[config.model]
     settings = {name: getattr(config, name) for name in (*SHARED_ARGUMENTS, *spec.arguments)}
+    settings["inverses"] = config.task == "entity"
     return spec.make(num_entities, num_relations, generator=generator, **settings)
 
 
@@ -110,15 +118,21 @@ class Experiment:
     @cached_property
     def step(self) -> TrainingStep:
         """The training step as it is written, which `advance` takes."""
-        return TrainingStep(self.model, self.graph, self.config, self.generator)
+        kind = EntityStep if self._entities else TrainingStep
+        return kind(self.model, self.graph, self.config, self.generator)
 
     def epoch(self, number: int) -> tuple[Tensor, ...]:
         """Begin epoch 0, 1, ...: set its step size.
 
         Returns:
-            Its batches for `advance`, numbers of training triples, int64 `(B,)`.
+            Its batches for `advance`, numbers of training triples, int64 `(B,)`; where entities are ranked,
+            of context triples, two for each.
         """
         self.step.start_epoch(number)
+        if self._entities:
+            heads, relations, _ = (ids.cpu() for ids in self.graph.context_triples)
+            order = question_order(self.config.seed, number, heads, relations)
+            return torch.split(order.to(self.device), 2 * self.config.batch_size)
         order = epoch_order(self.config.seed, number, len(self.data.train)).to(self.device)
         return torch.split(order, self.config.batch_size)
 
@@ -144,10 +158,15 @@ class Experiment:
         evidence = self.model.evidence(self.graph, pairs) if evidence is None else evidence
         return self.model.eval().relation_scores(refined, pairs, evidence, seen=self.seen)
 
+    @torch.no_grad()
+    def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
+        """Scores `(B, N)` of all entities for questions, int64 `(B, 2)`, likewise (see `RelationModel`)."""
+        return self.model.eval().entity_scores(refined, questions.to(self.device))
+
     def ranks(
         self, split: str, ties: str | None = None, refined: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """The filtered rank of each triple's relation, with the whole training graph as context.
+        """The filtered rank of each triple's relation, or tail and head, the training graph being context.
 
         Args:
             split: "train", "valid" or "test".
@@ -155,18 +174,35 @@ class Experiment:
             refined: Tables that are at hand; None refines them.
 
         Returns:
-            float64 `(T,)` in CPU memory, ranks from 1.
+            float64 `(T,)` in CPU memory, ranks from 1; where entities are ranked `(T, 2)`, of tail and head.
 
         Raises:
             NonFiniteScoresError: A score is NaN or infinite.
         """
         tables = self.refined() if refined is None else refined
         triples, ties = self.data.split(split), ties or self.config.ties
+        if self._entities:
+            return entity_ranks(
+                lambda questions: self.entity_scores(tables, questions),
+                triples,
+                self.data.num_entities,
+                self.data.num_relations,
+                self._known_entities,
+                ties=ties,
+            )
         return triple_ranks(lambda pairs: self.scores(tables, pairs), triples, self._known, ties=ties)
 
     def evaluate(self, split: str) -> Evaluation:
         """The metrics of a split (see `ranks`)."""
         return summarise_ranks(self.ranks(split), self.data.split(split), self.data.seen_entities)
+
+    @property
+    def _entities(self) -> bool:
+        return self.config.task == "entity"
+
+    @cached_property
+    def _known_entities(self) -> KnownEntities:
+        return KnownEntities.of(self.data)
 
     @cached_property
     def _known(self) -> KnownRelations:
@@ -174,6 +210,6 @@ class Experiment:
 
     @cached_property
     def _advance(self) -> Callable[[Tensor], None]:
-        if not wants_capture(self.config.cuda_graph, self.device):
+        if self._entities or not wants_capture(self.config.cuda_graph, self.device):
             return self.step
         return CapturedStep(self.step, min(self.config.batch_size, self.graph.num_triples), self.generator)

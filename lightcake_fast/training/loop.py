@@ -232,6 +232,7 @@ class Trainer:
         results = {
             "dataset": self._data.name,
             "model": self._config.title,
+            "task": self._config.task,
             "ties": self._config.ties,
             "parameters": self._experiment.parameters,
             "epochs": position.epoch,

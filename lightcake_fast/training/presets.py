@@ -20,6 +20,7 @@ PAPER: Settings = {
     "l2": 1e-7,
     "epochs": 20,
     "patience": 3,
+    "label_smoothing": 0.0,
     "input_dropout": 0.0,
     "row_dropout": 0.0,
     "unseen_rate": 0.0,
@@ -55,6 +56,7 @@ def _best(
         "l2": l2,
         "epochs": epochs,
         "patience": patience,
+        "label_smoothing": 0.0,
         "input_dropout": input_dropout,
         "row_dropout": row_dropout,
         "unseen_rate": unseen_rate,
@@ -125,6 +127,33 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("ddb14", "transe"): TERMS,
 }
 
+# Without what helps to tell relations apart.
+_ENTITY: Settings = {
+    "layers": 1,
+    "dim": 128,
+    "batch_size": 1024,
+    "lr": 3e-3,
+    "lr_decay": 0.05,
+    "l2": 1e-7,
+    "epochs": 40,
+    "patience": 5,
+    "label_smoothing": 0.1,
+    "input_dropout": 0.3,
+    "row_dropout": 0.0,
+    "unseen_rate": 0.0,
+    "relation_bias": False,
+    "profile": "none",
+    "links": False,
+    "mixing": True,
+    "mask_targets": True,
+}
+BEST_ENTITY: dict[str, Settings] = {
+    "family": {**_ENTITY, "dim": 64, "batch_size": 256, "lr": 1e-2, "epochs": 20},
+    "fb15k-237": _ENTITY,
+    "wn18rr": {**_ENTITY, "batch_size": 512},
+}
+ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links")  # settings of `--task relation` alone
+
 
 def own_data(triples: int) -> Settings:
     """The settings for a data set that none were searched for, by its number of training triples.
@@ -147,7 +176,7 @@ def preset_title(config: TrainingConfig) -> str:
 
 
 def preset_settings(
-    preset: str, dataset: str, model: str, score: str, triples: int | None = None
+    preset: str, dataset: str, model: str, score: str, triples: int | None = None, task: str = "relation"
 ) -> Settings:
     """The settings of a preset for a data set (name or folder) and model; see `own_data` for unknown ones.
 
@@ -158,6 +187,9 @@ def preset_settings(
     if preset == "paper":
         return {**PAPER, **spec.overrides}
     fallback = OWN_DATA if triples is None else own_data(triples)
+    if task == "entity":
+        steps = {name: fallback[name] for name in ("batch_size", "epochs", "patience")}
+        return {**BEST_ENTITY.get(key, {**_ENTITY, **steps}), **spec.overrides}
     best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), fallback)
     own = BEST_TERMS.get((key, score), {} if key else TERMS) if model == "lightcake" else spec.overrides
     return {**best, **own}
@@ -174,7 +206,9 @@ def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> Training
         InputError: A given value is wrong, or the model has no such thing.
     """
     given = TrainingConfig(**{**PAPER, **explicit})
-    settings: dict[str, Any] = preset_settings(given.preset, given.dataset, given.model, given.score, triples)
+    settings: dict[str, Any] = preset_settings(
+        given.preset, given.dataset, given.model, given.score, triples, given.task
+    )
     untouched = TrainingConfig(**{**settings, "model": given.model})
     for name in explicit:
         models = takers(name)
@@ -184,4 +218,20 @@ def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> Training
     settings = {**settings, **explicit}
     if settings["profile"] == "both" and "profile" not in explicit and not settings["layers"]:
         settings["profile"] = "score"  # without layers there is nothing that would carry it on
-    return TrainingConfig(**settings)
+    config = TrainingConfig(**settings)
+    if config.task == "entity":
+        _check_entity(config)
+    return config
+
+
+def _check_entity(config: TrainingConfig) -> None:
+    """Raise for what says nothing of entities: a term that needs a pair, or stands for an unknown one."""
+    if not MODELS[config.model].ranks_entities:
+        able = ", ".join(name for name, spec in MODELS.items() if spec.ranks_entities)
+        raise InputError(f"model: got {config.model!r} for the task 'entity', wanted one of {able}")
+    for name in ONLY_RELATIONS:
+        value = getattr(config, name)
+        if value not in (False, 0.0, "none"):
+            raise InputError(f"{name}: got {value!r} for the task 'entity', which has no such setting")
+    if config.cuda_graph == "on":
+        raise InputError("cuda_graph: got 'on' for the task 'entity', whose steps differ in shape")

@@ -126,8 +126,8 @@ class Reporter:
         title = f"{results['dataset']}, {results['model']}: test metrics of epoch {results['best_epoch']}"
         self._console.print_table(title, metrics_table(results["test"]))
         self._say(
-            f"filtered relation prediction, {results['ties']} ties; {results['parameters']:,} parameters, "
-            f"{results['epochs']} epochs, {results['seconds']:.0f} s"
+            f"filtered {results['task']} prediction, {results['ties']} ties; "
+            f"{results['parameters']:,} parameters, {results['epochs']} epochs, {results['seconds']:.0f} s"
         )
         if folder is None:
             return

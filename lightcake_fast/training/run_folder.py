@@ -37,7 +37,9 @@ METRICS = "metrics.jsonl"
 LAST = "last.safetensors"
 BEST = "best.safetensors"
 RESULTS = "results.json"
-RESULT_FIELDS = {"dataset", "model", "ties", "parameters", "epochs", "best_epoch", "valid", "test", "seconds"}
+RESULT_FIELDS = {
+    *("dataset", "model", "task", "ties", "parameters", "epochs", "best_epoch", "valid", "test", "seconds")
+}
 
 
 @dataclass

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightcake_fast.errors import InputError
 
+ANSWERS_TOGETHER = 16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 
 
@@ -47,6 +48,33 @@ def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
     """The order of the `count` training triples in an epoch, int64 `[T]`: the same on every device."""
     generator = torch.Generator().manual_seed(mixed_seed(seed, epoch))
     return torch.randperm(count, generator=generator)
+
+
+def question_order(seed: int, epoch: int, heads: Tensor, relations: Tensor) -> Tensor:
+    """The order of the context triples in an epoch, by the questions (h, r, ?) that they answer.
+
+    `ANSWERS_TOGETHER` answers of a question follow one another, and are scored once; which of them do, and
+    all else, is left to chance. More of them would hide a large part of an entity's context at once.
+
+    Args:
+        seed: The run's.
+        epoch: The epoch.
+        heads: int64 `(E,)` in CPU memory, of the context triples.
+        relations: int64 `(E,)`, likewise.
+
+    Returns:
+        int64 `(E,)`, the same on every device.
+    """
+    shuffled = epoch_order(seed, epoch, len(heads))
+    keys = (heads * (relations.max() + 1) + relations)[shuffled]
+    keys, order = keys.sort(stable=True)
+    place = torch.arange(len(keys))
+    first = torch.ones_like(keys, dtype=torch.bool)
+    first[1:] = keys[1:] != keys[:-1]
+    within = place - torch.where(first, place, 0).cummax(0).values
+    group = (within % ANSWERS_TOGETHER == 0).cumsum(0) - 1
+    chance = epoch_order(seed, epoch, int(group[-1]) + 1)
+    return shuffled[order[chance[group].argsort(stable=True)]]
 
 
 def mixed_seed(*numbers: int) -> int:

@@ -20,7 +20,10 @@ class TrainingStep:
     Attributes:
         optimizer: Adam, with l2 on the two embedding tables only.
         loss_sum: float64 scalar on the device; the losses of all triples since it was last zeroed.
+        weight: The part of a triple that one of a batch stands for.
     """
+
+    weight = 1.0
 
     def __init__(
         self,
@@ -31,7 +34,7 @@ class TrainingStep:
     ) -> None:
         self._model, self._graph, self._backend, self._generator = model, graph, config.backend, generator
         self._mask = torch.zeros(graph.num_triples, dtype=torch.bool, device=graph.device)
-        self._mask_targets = config.mask_targets
+        self._mask_targets, self._label_smoothing = config.mask_targets, config.label_smoothing
         self._lr, self._lr_decay = config.lr, config.lr_decay
         tables = [model.entities, model.relations]
         others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
@@ -49,14 +52,40 @@ class TrainingStep:
 
     def __call__(self, batch: Tensor) -> None:
         """Step on the training triples numbered `batch`, int64 `(B,)`."""
-        mask = self._mask.zero_().index_fill_(0, batch, True) if self._mask_targets else None
-        refined = self._model.refine(self._graph, mask=mask, generator=self._generator, backend=self._backend)
+        loss = self._loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.loss_sum += loss.detach().double() * (len(batch) * self.weight)
+
+    def _loss(self, batch: Tensor) -> Tensor:
+        """The mean loss of a batch."""
+        refined = self._refined(batch)
         triples = self._graph.triples_at(batch)
         pairs, targets = triples[:, ::2], triples[:, 1]
         evidence = self._model.evidence(self._graph, pairs, targets)
         scores = self._model.relation_scores(refined, pairs, evidence, generator=self._generator)
-        loss = functional.cross_entropy(scores, targets)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.loss_sum += loss.detach().double() * len(batch)
+        return functional.cross_entropy(scores, targets, label_smoothing=self._label_smoothing)
+
+    def _refined(self, triples: Tensor) -> tuple[Tensor, Tensor]:
+        """The tables without these triples, int64 numbers, in the context, if they are to be masked."""
+        mask = self._mask.zero_().index_fill_(0, triples, True) if self._mask_targets else None
+        return self._model.refine(self._graph, mask=mask, generator=self._generator, backend=self._backend)
+
+
+class EntityStep(TrainingStep):
+    """The step that learns to rank entities: a context triple (h, r, t) asks (h, r, ?) and answers t.
+
+    A batch holds numbers below 2T: training triples and, as triple + T, their inverses, which ask for heads.
+    A question with several answers in it is scored once, so that shapes depend on the batch.
+    """
+
+    weight = 0.5  # a training triple asks twice
+
+    def _loss(self, batch: Tensor) -> Tensor:
+        refined = self._refined(batch % self._graph.num_triples)
+        heads, relations, answers = (ids.index_select(0, batch) for ids in self._graph.context_triples)
+        kinds = 2 * self._graph.num_relations
+        keys, question = torch.unique(heads * kinds + relations, return_inverse=True)
+        questions = torch.stack([keys // kinds, keys % kinds], 1)
+        return self._model.entity_loss(refined, questions, answers, question, self._label_smoothing)

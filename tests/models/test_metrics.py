@@ -10,8 +10,10 @@ from lightcake_fast import metrics
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.metrics import (
     TIES,
+    KnownEntities,
     KnownRelations,
     NonFiniteScoresError,
+    entity_ranks,
     relation_ranks,
     summarise_ranks,
     triple_ranks,
@@ -164,3 +166,42 @@ def test_an_empty_split_has_no_means() -> None:
         "hits_at_3": None,
         "hits_at_10": None,
     }
+
+
+@pytest.mark.parametrize("ties", TIES)
+@pytest.mark.parametrize("budget", [1, 13, 2**22])
+@pytest.mark.parametrize("levels", [1, 3, 1000])
+def test_entity_ranks_equal_brute_force(
+    ties: str, budget: int, levels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics, "SCORES_PER_BLOCK", budget)
+    graph = small_graph(seed=levels)
+    tails: dict[tuple[int, int], set[int]] = {}
+    heads: dict[tuple[int, int], set[int]] = {}
+    for split in (graph.train, graph.valid, graph.test):
+        for h, r, t in split.tolist():
+            tails.setdefault((h, r), set()).add(t)
+            heads.setdefault((r, t), set()).add(h)
+    shape = graph.num_entities, 2 * graph.num_relations, graph.num_entities
+    table = np.random.default_rng(levels).integers(0, levels, shape).astype(np.float32)
+    sizes = []
+
+    def score(questions: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(questions) * graph.num_entities)
+        return torch.from_numpy(table)[questions[:, 0], questions[:, 1]]
+
+    found = entity_ranks(
+        score, graph.test, graph.num_entities, graph.num_relations, known=KnownEntities.of(graph), ties=ties
+    )
+    expected = [
+        (
+            brute_force_rank(table[h, r].tolist(), t, tails[h, r], ties),
+            brute_force_rank(table[t, r + graph.num_relations].tolist(), h, heads[r, t], ties),
+        )
+        for h, r, t in graph.test.tolist()
+    ]
+    assert found.tolist() == [list(pair) for pair in expected]
+    assert max(sizes) <= max(budget, graph.num_entities)
+    both = summarise_ranks(found, graph.test, graph.seen_entities)
+    assert both.to_dict()["all"] == expected_metrics([rank for pair in expected for rank in pair])
+    assert both.seen.count == 2 * int(graph.seen_entities[graph.test[:, [0, 2]]].all(axis=1).sum())

@@ -273,7 +273,8 @@ def test_a_position_that_cannot_be(tmp_path: Path, change: dict[str, Any]) -> No
 def test_results_without_their_figures(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     run = RunFolder.create(resolve({"out": str(tmp_path / "run")}), "x")
     metrics = dataclasses.asdict(RankMetrics.from_ranks(torch.ones(2, dtype=torch.float64)))
-    whole = dict.fromkeys(("dataset", "model", "ties", "parameters", "epochs", "best_epoch", "valid"), 1)
+    names = ("dataset", "model", "task", "ties", "parameters", "epochs", "best_epoch", "valid")
+    whole = dict.fromkeys(names, 1)
     results = {**whole, "seconds": 1.0, "test": {"all": metrics, "seen": metrics}}
     run.write_results(results)
     assert run.read_results() == results

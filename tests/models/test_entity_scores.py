@@ -1,0 +1,152 @@
+"""Scores of all entities against the score of each triple alone, and their loss against PyTorch's."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightcake_fast.errors import InputError
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransH, entity_scores
+from lightcake_fast.models.entity_scores import all_scores, ask, cross_entropy
+from lightcake_fast.scores import Score, register_score
+from tests.support.comparison import assert_close
+
+N, R, D = 23, 4, 6
+QUESTIONS = torch.tensor([[0, 0], [3, 7], [22, 4], [3, 7], [5, 3]])
+PLAIN = ("distmult", "complex", "simple", "transe", "rotate")
+
+
+def plain_model(score: str) -> PlainModel:
+    generator = torch.Generator().manual_seed(0)
+    made: dict[str, Any] = {"dim": D, "inverses": True, "generator": generator, "dtype": torch.float64}
+    return PlainModel(N, R, score=score, **made)
+
+
+def one_by_one(model: RelationModel, tables: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
+    """Scores (B, N) from the model's scores of pairs, of the one relation that is asked about."""
+    entities, relations = tables
+    rows = [
+        model._score(entities[h].expand(N, -1), relations[r : r + 1], entities)[:, 0]
+        for h, r in questions.tolist()
+    ]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("score", PLAIN)
+@pytest.mark.parametrize("block", [1, 40, 2**22])
+def test_all_entities_score_as_their_triples(score: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entity_scores, "BLOCK", block)
+    model = plain_model(score)
+    tables = model.entities.detach(), model.relations.detach()
+    found = model.entity_scores(tables, QUESTIONS)
+    assert_close(found, one_by_one(model, tables, QUESTIONS), slack=10)
+
+
+@pytest.mark.parametrize("score", ["distmult", "transe", "complex"])
+def test_a_context_model_scores_refined_rows(score: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    model = LightCAKE(N, R, dim=D, layers=2, score=score, generator=generator, dtype=torch.float64)
+    triples = np.random.default_rng(1).integers(0, [N, R, N], (60, 3))
+    graph = ContextGraph.from_triples(triples, N, R)
+    refined = model.eval().refine(graph, backend="reference")
+    found = model.entity_scores(refined, QUESTIONS)
+    assert_close(found, one_by_one(model, refined, QUESTIONS), slack=10)
+
+
+@pytest.mark.parametrize("score", PLAIN)
+@pytest.mark.parametrize(("block", "kept"), [(2**22, 2**25), (40, 2**25), (40, 0)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_and_its_gradient_are_those_of_all_scores_at_once(
+    score: str, block: int, kept: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entity_scores, "BLOCK", block)
+    monkeypatch.setattr(entity_scores, "KEPT", kept)
+    model = plain_model(score)
+    question, answers = torch.tensor([0, 1, 1, 2, 4, 3]), torch.tensor([1, 3, 8, 22, 0, 8])
+    tables = model.entities, model.relations
+    loss = model.entity_loss(tables, QUESTIONS, answers, question, smoothing)
+    found = torch.autograd.grad(loss, tables)
+    scores = one_by_one(model, tables, QUESTIONS)
+    wanted = functional.cross_entropy(scores[question], answers, label_smoothing=smoothing)
+    assert_close(loss, wanted, slack=10)
+    for name, ours, theirs in zip(
+        ("entities", "relations"), found, torch.autograd.grad(wanted, tables), strict=True
+    ):
+        assert_close(ours, theirs, name=name, slack=100)
+
+
+@pytest.mark.parametrize("score", PLAIN)
+def test_no_block_is_larger_than_told(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entity_scores, "BLOCK", 40)
+    monkeypatch.setattr(entity_scores, "KEPT", 0)
+    model = plain_model(score)
+    entities = model.entities.detach()
+    questions = ask(score, entities[:5], model.relations.detach()[:5], entities)
+    asked = []
+
+    class Watched:
+        entries = questions.entries
+
+        def scores(self, entities: Tensor) -> Tensor:
+            asked.append(5 * len(entities))
+            return questions.scores(entities)
+
+        def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
+            return questions.score_of(entities, question)
+
+    cross_entropy(Watched(), entities, torch.tensor([2]), torch.tensor([0]))
+    all_scores(Watched(), entities)
+    assert sum(asked) == 2 * 5 * N
+    assert max(asked) == 40
+
+
+def test_a_score_of_ones_own_asks_triple_by_triple(registry: None) -> None:
+    register_score(
+        "other",
+        Score(
+            psi=lambda e_h, e_r, e_t: -(e_h * e_r - e_t).abs().sum(-1),
+            phi_ent=lambda e_r, e_t: e_r * e_t,
+            phi_rel=lambda e_h, e_t: e_h * e_t,
+        ),
+    )
+    model = LightCAKE(N, R, dim=D, layers=0, score="other", inverses=True, dtype=torch.float64)
+    tables = model.entities.detach(), model.relations.detach()
+    found = model.entity_scores(tables, QUESTIONS)
+    assert_close(found, one_by_one(model, tables, QUESTIONS), slack=10)
+
+
+@pytest.mark.parametrize("score", ["transe", "rotate"])
+def test_distances_far_from_the_origin_keep_their_digits(score: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    heads, relations, entities = (torch.randn(N, D, generator=generator) for _ in range(3))
+    relations = relations[:, : D // 2] if score == "rotate" else relations
+    if score == "transe":
+        heads, entities = heads + 100, entities + 100
+    found = ask(score, heads, relations, entities).scores(entities)
+    exact = ask(score, heads.double(), relations.double(), entities.double()).scores(entities.double())
+    assert (found - exact).abs().max() < 2e-5  # measured from the origin: 4e-3
+
+
+@pytest.mark.parametrize("score", ["transe", "rotate"])
+def test_an_entity_at_the_point_itself_has_a_small_distance_and_no_gradient(score: str) -> None:
+    entities = torch.randn(N, D, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    nothing = torch.zeros(N, D // 2 if score == "rotate" else D)
+    scores = ask(score, entities, nothing, entities).scores(entities)
+    own = scores.diagonal()
+    assert (own <= 0).all()
+    assert (own > -0.01).all()
+    (gradient,) = torch.autograd.grad(own.sum(), entities)
+    assert (gradient == 0).all()
+
+
+def test_models_that_do_not_rank_entities_say_so() -> None:
+    model = TransH(N, R, dim=D)
+    with pytest.raises(InputError, match="TransH does not rank entities"):
+        model.entity_scores((model.entities, model.relations), QUESTIONS)
+    plain = PlainModel(N, R, dim=D, score="distmult")
+    with pytest.raises(InputError, match="without rows of inverse relations"):
+        plain.entity_scores((plain.entities, plain.relations), QUESTIONS)

@@ -1,0 +1,171 @@
+"""Training for `--task entity`: its order, its step, its settings, and its ranks against PyKEEN's."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightcake_fast import load, train
+from lightcake_fast.data import KnowledgeGraph, family
+from lightcake_fast.errors import InputError
+from lightcake_fast.metrics import RankMetrics
+from lightcake_fast.models import MODELS, LightCAKE
+from lightcake_fast.train import main
+from lightcake_fast.training.experiment import Experiment
+from lightcake_fast.training.presets import resolve
+from lightcake_fast.training.runtime import ANSWERS_TOGETHER, question_order
+from tests.support.comparison import assert_close
+from tests.support.training_runs import assert_equal_runs
+
+SMALL: dict[str, Any] = {"task": "entity", "dim": 6, "batch_size": 64}
+
+
+@pytest.fixture(scope="module")
+def data() -> KnowledgeGraph:
+    return family(people=60)
+
+
+def experiment(data: KnowledgeGraph, **flags: Any) -> Experiment:
+    return Experiment(resolve({**SMALL, "device": "cpu", "backend": "reference", **flags}), data)
+
+
+def test_the_order_keeps_some_answers_of_a_question_together() -> None:
+    random = np.random.default_rng(0)
+    heads, relations = (torch.from_numpy(ids) for ids in random.integers(0, [[3], [2]], (2, 400)))
+    orders = [question_order(0, epoch, heads, relations) for epoch in (0, 0, 1)]
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+    for order in orders:
+        assert sorted(order.tolist()) == list(range(400))
+        asked = (heads * 2 + relations)[order]
+        starts = (asked.diff() != 0).sum().item() + 1
+        groups = sum(-(-count // ANSWERS_TOGETHER) for count in asked.bincount().tolist())
+        assert starts <= groups  # two groups of a question may lie side by side
+
+
+@pytest.mark.parametrize("mask_targets", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_step_descends_the_loss_of_its_questions(
+    data: KnowledgeGraph, mask_targets: bool, smoothing: float
+) -> None:
+    plain = {"input_dropout": 0.0, "l2": 0.0, "mixing": False}
+    made = experiment(data, mask_targets=mask_targets, label_smoothing=smoothing, **plain)
+    model, graph, step = made.model, made.graph, made.step
+    assert isinstance(model, LightCAKE)
+    T = graph.num_triples
+    batch = torch.tensor([3, 0, 17, T + 3, T + 41, 0 + T])
+    mask = torch.zeros(T, dtype=torch.bool)
+    mask[batch % T] = mask_targets
+    entities, relations = model.refine(graph, mask=mask, backend="reference")
+    h, r, t = (ids[batch] for ids in graph.context_triples)
+    loss = functional.cross_entropy((entities[h] * relations[r]) @ entities.T, t, label_smoothing=smoothing)
+    torch.autograd.backward(loss)
+    expected = {name: weight.grad for name, weight in model.named_parameters()}
+    step(batch)
+    for name, weight in model.named_parameters():
+        wanted = expected[name]
+        assert weight.grad is not None
+        assert wanted is not None
+        assert_close(weight.grad, wanted, name=name, slack=10)
+    assert_close(step.loss_sum, 3 * loss.detach().double(), dtype=torch.float32)
+
+
+def test_an_epoch_asks_every_triple_for_both_sides(data: KnowledgeGraph) -> None:
+    batches = experiment(data).epoch(0)
+    assert {len(batch) for batch in batches[:-1]} == {2 * SMALL["batch_size"]}
+    assert sorted(torch.cat(batches).tolist()) == list(range(2 * len(data.train)))
+
+
+@pytest.mark.parametrize("model", [name for name, spec in MODELS.items() if spec.ranks_entities])
+def test_every_model_that_ranks_entities_learns(model: str, data: KnowledgeGraph) -> None:
+    flags = {**SMALL, "epochs": 6, "lr": 0.05, "input_dropout": 0.0, "quiet": True}
+    if "backend" in MODELS[model].own:
+        flags["backend"] = "reference"
+    found = train(data, model=model, **flags)
+    losses = [record["loss"] for record in found.history]
+    assert losses[-1] < losses[0] - 0.1
+    assert found.metrics.all.count == 2 * len(data.test)
+    assert found.summary["task"] == "entity"
+    again = found.model.ranks("test")
+    assert again.shape == (len(data.test), 2)
+    assert again.reciprocal().mean().item() == pytest.approx(found.metrics.all.mrr, abs=1e-12)
+
+
+def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    flags = ["--dataset", "family:60", "--task", "entity", "--dim", "6", "--batch-size", "64", "--quiet"]
+    flags += ["--backend", "reference", "--device", "cpu"]
+    assert main([*flags, "--epochs", "2", "--out", str(tmp_path / "whole")]) == 0
+    assert main([*flags, "--epochs", "1", "--out", str(tmp_path / "parts")]) == 0
+    assert main(["--resume", str(tmp_path / "parts"), "--epochs", "2", "--quiet"]) == 0
+    assert_equal_runs(tmp_path / "parts", tmp_path / "whole")
+    results = json.loads((tmp_path / "whole" / "results.json").read_text())
+    assert load(tmp_path / "whole").evaluate("test").to_dict() == results["test"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"model": "transh"}, "model: got 'transh' for the task 'entity', wanted one of lightcake, transe"),
+        ({"relation_bias": True}, "relation_bias: got True for the task 'entity'"),
+        ({"links": True}, "links: got True for the task 'entity'"),
+        ({"profile": "score"}, "profile: got 'score' for the task 'entity'"),
+        ({"unseen_rate": 0.1}, "unseen_rate: got 0.1 for the task 'entity'"),
+        ({"cuda_graph": "on"}, "cuda_graph: got 'on' for the task 'entity'"),
+        ({"task": "relations"}, "task: got 'relations', wanted one of relation, entity"),
+    ],
+)
+def test_settings_that_say_nothing_of_entities(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        resolve({"task": "entity", **flags})
+
+
+@pytest.mark.parametrize("preset", ["paper", "best"])
+@pytest.mark.parametrize("dataset", ["family", "fb15k-237", "wn18rr", "ddb14", "my/folder"])
+def test_every_preset_takes_the_task(preset: str, dataset: str) -> None:
+    for model, spec in MODELS.items():
+        if spec.ranks_entities:
+            found = resolve({"task": "entity", "preset": preset, "dataset": dataset, "model": model}, 1000)
+            assert found.profile == "none"
+            assert not found.relation_bias
+
+
+def test_ranks_are_those_of_pykeen(data: KnowledgeGraph, peer: Callable[[str], Any]) -> None:
+    """A trained model's own scores, filtered, ranked and averaged by PyKEEN's evaluator: equal figures."""
+    evaluation, models = peer("pykeen.evaluation"), peer("pykeen.models")
+    found = train(data, epochs=2, quiet=True, backend="reference", **SMALL)
+    made = Experiment(found.model.config, data, found.model.model)
+    refined = made.refined()
+
+    class Ours(models.EvaluationOnlyModel):  # type: ignore[misc, name-defined]
+        def score_t(self, hr_batch: Tensor, **_: Any) -> Tensor:
+            return made.entity_scores(refined, hr_batch).float()
+
+        def score_h(self, rt_batch: Tensor, **_: Any) -> Tensor:
+            heads = torch.stack([rt_batch[:, 1], rt_batch[:, 0] + data.num_relations], 1)
+            return made.entity_scores(refined, heads).float()
+
+    model = Ours(triples_factory=data.to_pykeen("train"))
+    model.register_buffer("where", torch.zeros(1))  # by which PyKEEN finds the device
+    evaluator = evaluation.RankBasedEvaluator(filtered=True, clear_on_finalize=False)
+    results = evaluator.evaluate(
+        model,
+        mapped_triples=torch.from_numpy(data.test),
+        additional_filter_triples=[torch.from_numpy(data.train), torch.from_numpy(data.valid)],
+        batch_size=16,
+        use_tqdm=False,
+    )
+    ranks = found.model.ranks("test", "realistic")
+    for column, side in enumerate(("tail", "head")):
+        theirs = np.concatenate(evaluator.ranks[side, "realistic"])
+        assert ranks[:, column].tolist() == theirs.tolist()
+    names = {"mrr": "inverse_harmonic_mean_rank", "mr": "arithmetic_mean_rank"}
+    names |= {f"hits_at_{k}": f"hits_at_{k}" for k in (1, 3, 10)}
+    figures = vars(RankMetrics.from_ranks(ranks))
+    for ours, name in names.items():
+        assert figures[ours] == pytest.approx(results.get_metric(f"both.realistic.{name}"), rel=1e-7)
