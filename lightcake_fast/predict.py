@@ -1,9 +1,9 @@
-"""Relations from a trained model: `python -m lightcake_fast.predict RUN --head NAME --tail NAME`."""
+"""Answers of a trained model: `python -m lightcake_fast.predict RUN --head NAME --tail NAME`."""
 
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -13,11 +13,20 @@ from rich.progress import Progress
 
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
-from lightcake_fast.inference.answers import Explanation, Prediction, TripleScore
+from lightcake_fast.inference.answers import (
+    ENTITY_COLUMNS,
+    EntityPrediction,
+    EntityPredictions,
+    Explanation,
+    Prediction,
+    Predictions,
+    TripleScore,
+    TripleScores,
+)
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
 from lightcake_fast.inference.figure import check_figure, draw
 from lightcake_fast.inference.pairs import FIELDS, read_rows
-from lightcake_fast.inference.report import explanation_tables, prediction_table
+from lightcake_fast.inference.report import entity_table, explanation_tables, prediction_table
 from lightcake_fast.inference.trained import TrainedModel
 from lightcake_fast.terminal import Console, json_line
 from lightcake_fast.training.runtime import prepare_process
@@ -26,8 +35,11 @@ ROWS_PER_BLOCK = 4096
 COLUMNS = {
     "pairs": ("head", "tail", "rank", "relation", "probability", "in_training", "note"),
     "triples": ("head", "relation", "tail", "score", "probability", "rank", "in_training", "note"),
+    "questions": ENTITY_COLUMNS,
 }
-DESCRIPTION = "Predict the relation of a pair, or of many, with a trained model; or score given triples."
+ASKED = "?"  # in place of a name in a file of questions
+TOP = {"relation": 5, "entity": 10}  # answers, if not told
+DESCRIPTION = "Predict relations of pairs, or entities, with a trained model; or score given triples."
 EPILOG = """\
 examples:
   python -m lightcake_fast.predict runs/family --head "Hiro Bauer 370" --tail "Nils Ito 1026" --explain
@@ -36,11 +48,17 @@ examples:
   python -m lightcake_fast.predict runs/family --head A --tail B --relation aunt --explain    why not aunt?
   cut -f 1,3 test.txt | python -m lightcake_fast.predict runs/family --pairs - --json > relations.jsonl
   python -m lightcake_fast.predict runs/family --triples test.txt > scores.tsv
+with a run that was trained for --task entity:
+  python -m lightcake_fast.predict runs/who --head "Hiro Bauer 370" --relation aunt          whose aunt?
+  python -m lightcake_fast.predict runs/who --tail "Nils Ito 1026" --relation aunt --explain
+  python -m lightcake_fast.predict runs/who --head A --relation aunt --tail B --explain      why not B?
+  python -m lightcake_fast.predict runs/who --questions questions.tsv > answers.tsv
 
 A probability says that it is this relation, given that exactly one holds between the two: those of all
 relations sum to one, and do not say whether any holds. `in training` marks what the training split has.
 --pairs reads head<TAB>tail lines and writes a line for each pair and rank, or with --json for each pair;
---triples reads head<TAB>relation<TAB>tail lines and writes each with its score, probability and rank.
+--triples reads head<TAB>relation<TAB>tail lines and writes each with its score, probability and rank;
+--questions reads such lines with ? for the head or the tail and writes a line for each answer.
 A name that is not in the data is answered by the vectors that training with --unseen-rate learned.
 """
 
@@ -53,11 +71,20 @@ def make_parser() -> cli.ArgumentParser:
     parser.add_argument("--tail", metavar="NAME", help="second entity")
     parser.add_argument("--pairs", metavar="FILE", help="many pairs, from a file or - for stdin")
     parser.add_argument("--triples", metavar="FILE", help="triples to score, from a file or - for stdin")
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="relations, and triples of --explain")
     parser.add_argument(
-        "--explain", action="store_true", help="show the context triples that the likeliest relation rests on"
+        "--questions", metavar="FILE", help="triples with ? for what is asked, from a file or - for stdin"
     )
-    parser.add_argument("--relation", metavar="NAME", help="explain this relation, likely or not")
+    parser.add_argument(
+        "--top", type=int, metavar="K", help="answers, and triples of --explain (default: 5, entities 10)"
+    )
+    parser.add_argument(
+        "--explain", action="store_true", help="show the context triples that the likeliest answer rests on"
+    )
+    parser.add_argument(
+        "--relation",
+        metavar="NAME",
+        help="explain this relation, likely or not; or ask for an entity with it",
+    )
     parser.add_argument("--figure", metavar="FILE", type=Path, help="draw them: .png, .svg or .pdf")
     parser.add_argument("--json", action="store_true", help="print a JSON line for each pair or triple")
     return parser
@@ -70,20 +97,24 @@ def main(argv: Sequence[str]) -> None:
         InputError: Flags, run folder, names or pairs are wrong.
     """
     options = make_parser().parse_args(argv)
-    single = options.head is not None or options.tail is not None
-    if single and (options.head is None or options.tail is None):
-        raise InputError("got one of --head and --tail, wanted both")
-    if single + (options.pairs is not None) + (options.triples is not None) != 1:
-        raise InputError("wanted either --head and --tail, or --pairs, or --triples")
+    given = [name is not None for name in (options.head, options.tail)]
+    asks = any(given) and not all(given)
+    if asks and options.relation is None:
+        raise InputError("got one of --head and --tail, wanted both, or --relation to ask for the other")
+    if any(given) + sum(getattr(options, kind) is not None for kind in COLUMNS) != 1:
+        raise InputError("wanted either --head and --tail, or --pairs, or --triples, or --questions")
     explains = options.explain or options.figure is not None
-    if explains and not single:
-        raise InputError("--explain and --figure are for one pair: wanted --head and --tail")
-    if options.relation is not None and not explains:
+    if explains and not any(given):
+        raise InputError("--explain and --figure are for one pair or question: wanted --head, --tail")
+    if options.relation is not None and not explains and not asks:
         raise InputError("--relation says what to explain: wanted --explain or --figure beside it")
     if options.figure is not None:
         check_figure(options.figure)
     trained = open_run(options.run, options)
-    if single:
+    options.top = TOP[trained.config.task] if options.top is None else options.top
+    if asks or (any(given) and trained.config.task == "entity" and options.relation is not None):
+        _one_entity(trained, options)
+    elif any(given):
         _one(trained, options)
     else:
         _many(trained, options)
@@ -94,6 +125,26 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
     explanation = None
     if options.explain or options.figure is not None:
         explanation = trained.explain(options.head, options.tail, options.top, relation=options.relation)
+    _show(trained, options, prediction, explanation)
+
+
+def _one_entity(trained: TrainedModel, options: argparse.Namespace) -> None:
+    """Answer for the one of head and tail that is not given; of both, the tail is explained as the answer."""
+    answer = options.tail if options.head is not None else None
+    question = (options.head, options.relation, options.tail if options.head is None else None)
+    (prediction,) = trained.predict_entities([question], options.top)
+    explanation = None
+    if options.explain or options.figure is not None:
+        explanation = trained.explain_entity(question, options.top, answer=answer)
+    _show(trained, options, prediction, explanation)
+
+
+def _show(
+    trained: TrainedModel,
+    options: argparse.Namespace,
+    prediction: Prediction | EntityPrediction,
+    explanation: Explanation | None,
+) -> None:
     if options.json:
         record = dataclasses.asdict(prediction)
         if explanation is not None:
@@ -108,18 +159,24 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
             print(f"figure: no installed font has {missing!r}; boxes stand for them", file=sys.stderr)
 
 
-def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Explanation | None) -> None:
+def _print_answer(
+    trained: TrainedModel, prediction: Prediction | EntityPrediction, explanation: Explanation | None
+) -> None:
     console = Console()
-    console.print_table(f"{prediction.head} → {prediction.tail}", prediction_table(prediction))
+    if isinstance(prediction, EntityPrediction):
+        head, relation, tail = prediction.triple("?")
+        console.print_table(f"{head} — {relation} → {tail}", entity_table(prediction))
+    else:
+        console.print_table(f"{prediction.head} → {prediction.tail}", prediction_table(prediction))
     for note in prediction.notes:
         console.print(f"note: {note}", soft_wrap=True)
-    for name in dict.fromkeys((prediction.head, prediction.tail)):
+    for name in filter(None, dict.fromkeys((prediction.head, prediction.tail))):
         near = trained.nearest(name) if name not in trained.data.entities else []
         if near:
             console.print(f"names near {name!r}: {', '.join(map(repr, near))}", soft_wrap=True)
     if explanation is not None:
         console.print(
-            f"{explanation.relation}: score {explanation.score:.4f}, probability "
+            f"{getattr(explanation, explanation.asked)}: score {explanation.score:.4f}, probability "
             f"{explanation.probability:.4f}, rank {explanation.rank}",
             soft_wrap=True,
         )
@@ -129,7 +186,8 @@ def _print_answer(trained: TrainedModel, prediction: Prediction, explanation: Ex
 
 
 def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
-    kind = "pairs" if options.pairs is not None else "triples"
+    kind = next(kind for kind in COLUMNS if getattr(options, kind) is not None)
+    trained.check_task("entity" if kind == "questions" else "relation")
     given = getattr(options, kind)
     if given == "-" and sys.stdin is None:
         raise InputError(f"{kind}: got a closed stdin, wanted lines of {', '.join(FIELDS[kind])}")
@@ -147,7 +205,7 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
         task = progress.add_task(kind, total=size)
         rows = _checked(trained, file, name, kind)
         while block := list(islice(rows, ROWS_PER_BLOCK)):
-            answers = trained.score(block) if kind == "triples" else trained.predict(block, options.top)
+            answers = _answers(trained, block, kind, options.top)
             print(header, end="")  # not before there is a row: an error stands alone
             header = ""
             for answer in answers:
@@ -157,21 +215,39 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
     print(header, end="")  # of a file without rows
 
 
+def _answers(
+    trained: TrainedModel, rows: Iterable[list[str]], kind: str, top: int
+) -> Predictions | TripleScores | EntityPredictions:
+    if kind == "questions":
+        return trained.predict_entities(map(_question, rows), top)
+    return trained.score(rows) if kind == "triples" else trained.predict(rows, top)
+
+
 def _checked(trained: TrainedModel, file: BinaryIO, name: str, kind: str) -> Iterator[list[str]]:
     """The rows of a file; a name that cannot be answered is an error with its line."""
     for place, names in read_rows(file, name, kind):
         try:
-            trained.entity(names[0], "head")
-            trained.entity(names[-1], "tail")
-            for relation in names[1:-1]:
-                trained.relation(relation)
+            if kind == "questions":
+                trained.question(_question(names))
+            else:
+                trained.entity(names[0], "head")
+                trained.entity(names[-1], "tail")
+                for relation in names[1:-1]:
+                    trained.relation(relation)
         except InputError as error:
             raise InputError(f"{place}: {error}") from error
         yield names
 
 
-def _lines(answer: Prediction | TripleScore) -> str:
-    """The answer under `COLUMNS`, a line for each of a pair's relations."""
+def _question(names: list[str]) -> list[str | None]:
+    return [None if name == ASKED else name for name in names]
+
+
+def _lines(answer: Prediction | TripleScore | EntityPrediction) -> str:
+    """The answer under `COLUMNS`, a line for each of a pair's relations or of the entities."""
+    if isinstance(answer, EntityPrediction):
+        rows = EntityPredictions([answer]).rows()
+        return "\n".join("\t".join(map(_cell, row)) for row in rows)
     head, tail, note = answer.head, answer.tail, "; ".join(answer.notes)
     if isinstance(answer, TripleScore):
         figures = f"{answer.score:.6g}\t{answer.probability:.6g}\t{answer.rank}"
@@ -184,6 +260,12 @@ def _lines(answer: Prediction | TripleScore) -> str:
 
 def _said(known: bool) -> str:
     return "yes" if known else "no"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return _said(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

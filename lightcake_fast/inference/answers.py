@@ -1,6 +1,6 @@
 """What a trained model answers: plain values, ready for JSON and pandas, and tables of embeddings."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,68 @@ class Predictions(list[Prediction]):
             for rank, c in enumerate(p.relations, 1)
         )
         return frame(columns, rows)
+
+
+@dataclass(frozen=True)
+class EntityCandidate:
+    """An entity and its probability.
+
+    Attributes:
+        entity: Name of the entity.
+        probability: p(t | h, r), a softmax over all N entities: that it is this one, given that exactly one
+            is asked for. Where a question has several answers they share it.
+        in_training: Whether the training split has the triple already.
+    """
+
+    entity: str
+    probability: float
+    in_training: bool
+
+
+@dataclass(frozen=True)
+class EntityPrediction:
+    """The likeliest entities for a question.
+
+    Attributes:
+        head: Name of the head; None if it is asked for.
+        relation: Name of the relation.
+        tail: Name of the tail; None if it is asked for.
+        entities: The likeliest first.
+        notes: What to know about the answer: an entity of which nothing was learned.
+    """
+
+    head: str | None
+    relation: str
+    tail: str | None
+    entities: tuple[EntityCandidate, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def asked(self) -> str:
+        """What is asked for: "head" or "tail"."""
+        return "head" if self.head is None else "tail"
+
+    def triple(self, entity: str) -> tuple[str, str, str]:
+        """(head, relation, tail) with an entity as the answer."""
+        return self.head or entity, self.relation, self.tail or entity
+
+
+ENTITY_COLUMNS = ("head", "relation", "tail", "asked", "rank", "probability", "in_training", "note")
+
+
+class EntityPredictions(list[EntityPrediction]):
+    """An `EntityPrediction` for each question, in order."""
+
+    def to_pandas(self) -> "DataFrame":
+        """A row for each question and answer: the triple with it, what was asked, rank and the figures."""
+        return frame(ENTITY_COLUMNS, self.rows())
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """These rows, as `ENTITY_COLUMNS` names their values."""
+        for p in self:
+            for rank, c in enumerate(p.entities, 1):
+                note = "; ".join(p.notes)
+                yield (*p.triple(c.entity), p.asked, rank, c.probability, c.in_training, note)
 
 
 @dataclass(frozen=True)
@@ -125,10 +187,10 @@ class ContextTriple:
         relation: Name of the relation.
         tail: Name of the tail.
         weights: Its alpha (entity context) or beta (relation context) in each layer, the first first.
-        score_without: The predicted relation's score with the triple and its inverse out of the graph.
+        score_without: The answer's score with the triple and its inverse out of the graph.
         probability_without: Its probability then.
         share: The part of the size of the score that goes with it: (score - score_without) / |score|.
-            Negative for a triple that speaks against the relation.
+            Negative for a triple that speaks against the answer.
     """
 
     head: str
@@ -183,19 +245,20 @@ class Term:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a relation of a pair rests on: the likeliest, or the one that was asked about.
+    """What an answer rests on, the likeliest or one that was named: a relation of a pair, or an entity.
 
     Attributes:
         head: Name of the head.
         relation: Name of the relation.
         tail: Name of the tail.
-        score: The relation's score, the logit of its probability.
-        probability: As in `Candidate`.
-        rank: Its place among all R relations, 1 for the likeliest.
-        likeliest: The likeliest relation.
+        score: The answer's score, the logit of its probability.
+        probability: As in `Candidate` or `EntityCandidate`.
+        rank: Its place among all R relations or N entities, 1 for the likeliest.
+        likeliest: The likeliest answer.
         contexts: Those of head, tail and relation that the model refines with.
         terms: The parts that the model has, each before its relations of the largest share.
         notes: As in `Prediction`.
+        asked: Which of the three is the answer: "relation", "head" or "tail".
     """
 
     head: str
@@ -204,10 +267,11 @@ class Explanation:
     score: float
     probability: float
     rank: int
-    likeliest: Candidate
+    likeliest: Candidate | EntityCandidate
     contexts: tuple[Context, ...]
     terms: tuple[Term, ...]
     notes: tuple[str, ...]
+    asked: str = "relation"
 
     def to_pandas(self) -> "DataFrame":
         """A row for each context triple: of, name, and its fields, the weights as weight_1 and so on."""

@@ -8,33 +8,57 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Prediction, Term
+from lightcake_fast.inference.answers import (
+    Candidate,
+    Context,
+    ContextTriple,
+    EntityCandidate,
+    Explanation,
+    Term,
+)
 from lightcake_fast.models import LightCAKE, RelationModel
 from lightcake_fast.models.evidence import Evidence, Weighed
 from lightcake_fast.ops import context_weights
 from lightcake_fast.training.experiment import Experiment
 
+ASKED = ("head", "relation", "tail")
 PARTS = {"head": "profile of head", "tail": "profile of tail", "links": "links"}  # of the evidence
 
 
 class _Change(NamedTuple):
-    """What is left of a relation's score without something; as the fields of `ContextTriple` by this name."""
+    """What is left of the answer's score without something; as the fields of `ContextTriple` by this name."""
 
     score_without: float
     probability_without: float
     share: float
 
 
+class Case(NamedTuple):
+    """A triple with an answer in it.
+
+    Attributes:
+        ids: Of head, relation and tail; N for an unknown head or tail.
+        names: Likewise.
+        asked: Which of the three is the answer: "relation", "head" or "tail".
+        likeliest: The likeliest answer.
+        notes: As in `Prediction`.
+    """
+
+    ids: tuple[int, int, int]
+    names: tuple[str, str, str]
+    asked: str
+    likeliest: Candidate | EntityCandidate
+    notes: tuple[str, ...]
+
+
 class Explainer:
-    """One question: why this relation of this pair?
+    """One question: why this answer?
 
     Args:
         experiment: The model and its graph.
-        refine: Gives tables for the model's `relation_scores`, refined without the masked triples (bool
-            `(T,)`, or None), with a row more for unknown names.
-        prediction: Of the pair, with at least the likeliest relation.
-        pair: int64 `(1, 2)`, ids of head and tail; N for an unknown name.
-        relation: Id of the relation.
+        refine: Gives tables for the model's scores, refined without the masked triples (bool `(T,)`, or
+            None).
+        case: The answer, with what it answers.
 
     Raises:
         InputError: The model has no context layers that can be read, no profile and no links.
@@ -44,12 +68,14 @@ class Explainer:
         self,
         experiment: Experiment,
         refine: Callable[[Tensor | None], tuple[Tensor, Tensor]],
-        prediction: Prediction,
-        pair: Tensor,
-        relation: int,
+        case: Case,
     ) -> None:
-        self._experiment, self._refine = experiment, refine
-        self._prediction, self._pair, self._relation = prediction, pair.to(experiment.device), relation
+        self._experiment, self._refine, self._case = experiment, refine, case
+        head, relation, tail = case.ids
+        self._answer = dict(zip(ASKED, case.ids, strict=True))[case.asked]
+        # heads are asked for by the inverse relation
+        self._relation = relation + experiment.data.num_relations * (case.asked == "head")
+        self._pair = torch.tensor([[head, tail]], device=experiment.device)
         self._evidence = experiment.model.evidence(experiment.graph, self._pair)
         if self._evidence is None and not _is_layered(experiment.model):
             raise InputError("the run's model has no context layers, profile or links to explain with")
@@ -57,28 +83,31 @@ class Explainer:
 
     def explain(self, top: int) -> Explanation:
         """The answer, with so many triples of each context and relations of each term."""
-        model, whole, relation = self._experiment.model, self._whole, self._relation
+        model, whole, answer = self._experiment.model, self._whole, self._answer
         contexts = self._contexts(model, top) if _is_layered(model) else ()
         return Explanation(
-            self._prediction.head,
-            self._experiment.data.relations[relation],
-            self._prediction.tail,
-            whole[relation].item(),
-            whole.double().softmax(0)[relation].item(),
-            int((whole > whole[relation]).sum()) + 1,
-            self._prediction.relations[0],
+            *self._case.names,
+            whole[answer].item(),
+            whole.double().softmax(0)[answer].item(),
+            int((whole > whole[answer]).sum()) + 1,
+            self._case.likeliest,
             tuple(contexts),
             tuple(self._terms(top)),
-            self._prediction.notes,
+            self._case.notes,
+            self._case.asked,
         )
 
     def _scores(self, mask: Tensor | None = None, evidence: Evidence | None = None) -> Tensor:
-        """The pair's scores `(R,)` without the triples of `mask` in the context, or on other evidence."""
-        return self._experiment.scores(self._refine(mask), self._pair, evidence)[0]
+        """Scores of all answers without the triples of `mask` in the context, or on other evidence."""
+        if self._case.asked == "relation":
+            return self._experiment.scores(self._refine(mask), self._pair, evidence)[0]
+        known = self._pair[:, 1 if self._case.asked == "head" else 0]
+        questions = torch.stack([known, torch.full_like(known, self._relation)], 1)
+        return self._experiment.entity_scores(self._refine(mask), questions)[0]
 
     def _change(self, scores: Tensor) -> _Change:
-        whole, left = self._whole[self._relation].item(), scores[self._relation].item()
-        probability = scores.double().softmax(0)[self._relation].item()
+        whole, left = self._whole[self._answer].item(), scores[self._answer].item()
+        probability = scores.double().softmax(0)[self._answer].item()
         return _Change(left, probability, (whole - left) / abs(whole) if whole else 0.0)
 
     def _contexts(self, model: LightCAKE, top: int) -> Iterator[Context]:
@@ -105,13 +134,13 @@ class Explainer:
             names = data.entities[h], data.relations[r], data.entities[t]
             return ContextTriple(*names, weights, *left_out(triple))
 
-        titles = {"head": self._prediction.head, "tail": self._prediction.tail}
+        titles = dict(zip(ASKED, self._case.names, strict=True))
         for of, rows in entries.items():
             weights = torch.stack([layer[of] for layer in layers])
             order = weights.mean(0).argsort(descending=True, stable=True)[:top]
             chosen = zip(rows[order].tolist(), weights[:, order].T.tolist(), strict=True)
             triples = tuple(listed(entry, tuple(values)) for entry, values in chosen)
-            yield Context(of, titles.get(of, data.relations[self._relation]), len(rows), triples)
+            yield Context(of, titles[of], len(rows), triples)
 
     @torch.no_grad()
     def _weights(self, model: LightCAKE, entries: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:

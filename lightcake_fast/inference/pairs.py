@@ -8,7 +8,7 @@ from lightcake_fast.data.names import columns_by_name
 from lightcake_fast.errors import InputError
 
 MAX_LINE_BYTES = 1 << 16
-FIELDS = {"pairs": names.FIELDS[::2], "triples": names.FIELDS}
+FIELDS = {"pairs": names.FIELDS[::2], "triples": names.FIELDS, "questions": names.FIELDS}
 
 
 def name_rows(rows: Any, kind: str) -> list[tuple[Any, ...]]:
@@ -16,7 +16,7 @@ def name_rows(rows: Any, kind: str) -> list[tuple[Any, ...]]:
 
     Args:
         rows: What the user gave.
-        kind: "pairs" or "triples".
+        kind: "pairs", "triples" or "questions".
 
     Raises:
         TypeError: They are no rows: a lone string, or one where a row should be.
@@ -36,8 +36,8 @@ def name_rows(rows: Any, kind: str) -> list[tuple[Any, ...]]:
             raise TypeError(f"{kind}: got {row!r} for a row, wanted {wanted}")
         found.append(tuple(row))
         if len(found[-1]) != len(fields):
-            other = {"pairs": "score", "triples": "predict"}[kind]
-            hint = f"; {other}() takes the others" if len(found[-1]) in (2, 3) else ""
+            other = {"pairs": "score", "triples": "predict"}.get(kind)
+            hint = f"; {other}() takes the others" if other and len(found[-1]) in (2, 3) else ""
             raise InputError(f"{kind}: got {found[-1]!r}, wanted {wanted}{hint}")
     return found
 
@@ -48,7 +48,7 @@ def read_rows(file: BinaryIO, name: str, kind: str) -> Iterator[tuple[str, list[
     Args:
         file: Opened for reading bytes: any number of rows take little memory.
         name: What messages call it.
-        kind: "pairs" or "triples".
+        kind: "pairs", "triples" or "questions".
 
     Yields:
         `name:line` and the names.

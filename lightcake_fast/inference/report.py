@@ -1,10 +1,17 @@
 """Answers as tables for a terminal."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.cells import cell_len
 
-from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Prediction, Term
+from lightcake_fast.inference.answers import (
+    Context,
+    ContextTriple,
+    EntityPrediction,
+    Explanation,
+    Prediction,
+    Term,
+)
 from lightcake_fast.terminal import Table
 
 READABLE = 36  # columns that the names of a triple want
@@ -12,13 +19,25 @@ READABLE = 36  # columns that the names of a triple want
 
 def prediction_table(prediction: Prediction) -> Table:
     """The likeliest relations of a pair."""
+    return _candidates_table(
+        "relation", ((c.relation, c.probability, c.in_training) for c in prediction.relations)
+    )
+
+
+def entity_table(prediction: EntityPrediction) -> Table:
+    """The likeliest entities for a question."""
+    return _candidates_table(
+        prediction.asked, ((c.entity, c.probability, c.in_training) for c in prediction.entities)
+    )
+
+
+def _candidates_table(title: str, candidates: Iterable[tuple[str, float, bool]]) -> Table:
     table = Table()
-    table.add_names("relation")
+    table.add_names(title)
     table.add_figures("probability", 11)
     table.add_figures("in training", 11)
-    for candidate in prediction.relations:
-        known = "yes" if candidate.in_training else ""
-        table.add_row(candidate.relation, f"{candidate.probability:.4f}", known)
+    for name, probability, known in candidates:
+        table.add_row(name, f"{probability:.4f}", "yes" if known else "")
     return table
 
 

@@ -17,20 +17,31 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.inference.answers import (
     Candidate,
     Embeddings,
+    EntityPrediction,
+    EntityPredictions,
     Explanation,
     Prediction,
     Predictions,
     TripleScore,
     TripleScores,
 )
-from lightcake_fast.inference.explanation import Explainer
+from lightcake_fast.inference.entities import EntityRanking, Question, probabilities_of
+from lightcake_fast.inference.explanation import Case, Explainer
 from lightcake_fast.inference.pairs import name_rows
-from lightcake_fast.metrics import Evaluation, KnownRelations, NonFiniteScoresError, summarise_ranks
+from lightcake_fast.metrics import (
+    Evaluation,
+    KnownRelations,
+    NonFiniteScoresError,
+    summarise_ranks,
+)
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import Experiment, build_model
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import resolve_device
 from lightcake_fast.training.state import check_tensors
+
+_RANKED = {"relation": "relations", "entity": "entities"}  # by task
+_UNSEEN = "; a model trained with --unseen-rate also answers for unknown entities"
 
 
 class TrainedModel:
@@ -74,12 +85,12 @@ class TrainedModel:
                 names that are. Or `top` is below 1, or scores are not finite.
             TypeError: What was given is no list of pairs, or a name is no string.
         """
-        self._check_task("relation")
+        self.check_task("relation")
         rows, top = name_rows(pairs, "pairs"), _checked_top(top)
         if not rows:
             return Predictions()
         ids, notes = self._ids(rows)
-        best = self._probabilities(self._pair_scores(ids)).topk(min(top, self.data.num_relations))
+        best = probabilities_of(self._pair_scores(ids)).topk(min(top, self.data.num_relations))
         known = self._in_training(ids)
         return Predictions(
             Prediction(
@@ -107,7 +118,7 @@ class TrainedModel:
             InputError: See `predict`; or a relation is not in the data.
             TypeError: See `predict`.
         """
-        self._check_task("relation")
+        self.check_task("relation")
         rows = name_rows(triples, "triples")
         if not rows:
             return TripleScores()
@@ -119,7 +130,7 @@ class TrainedModel:
         given = scores.gather(1, relations)
         figures = (
             given[:, 0].tolist(),
-            self._probabilities(scores).gather(1, relations)[:, 0].tolist(),
+            probabilities_of(scores).gather(1, relations)[:, 0].tolist(),
             ((scores > given).sum(1) + 1).tolist(),
         )
         known = self._in_training(ids)
@@ -147,14 +158,49 @@ class TrainedModel:
         """
         top = _checked_top(top)
         (prediction,) = self.predict([(head, tail)], top=1)
-        ids, _ = self._ids([(head, tail)])
-        chosen = self.relation(prediction.relations[0].relation if relation is None else relation)
+        ((h, t),), _ = self._ids([(head, tail)])
+        likeliest = prediction.relations[0]
+        chosen = likeliest.relation if relation is None else relation
+        ids, names = (h, self.relation(chosen), t), (head, chosen, tail)
+        return self._explained(Case(ids, names, "relation", likeliest, prediction.notes), top)
 
-        def refine(mask: Tensor | None) -> tuple[Tensor, Tensor]:
-            return self._refined if mask is None else self._refine(mask)
+    def predict_entities(self, questions: Iterable[Sequence[str | None]], top: int = 10) -> EntityPredictions:
+        """The likeliest entities for each question, of a run for `--task entity`.
 
-        explainer = Explainer(self._experiment, refine, prediction, torch.tensor(ids), chosen)
-        return explainer.explain(top)
+        Args:
+            questions: (head, relation, tail) names with None for the head or the tail, which is asked for,
+                as a list or a DataFrame of three columns.
+            top: How many entities, at least 1.
+
+        Raises:
+            InputError: A name is not in the data, a question does not ask for one entity, `top` is below 1,
+                the run ranks relations, or scores are not finite.
+            TypeError: What was given is no list of questions, or a name is no string.
+        """
+        self.check_task("entity")
+        rows, top = [self.question(row) for row in name_rows(questions, "questions")], _checked_top(top)
+        return EntityPredictions(self._ranking.answer(rows, top))
+
+    def explain_entity(
+        self, question: Sequence[str | None], top: int = 5, *, answer: str | None = None
+    ) -> Explanation:
+        """What in the graph the answer to a question rests on.
+
+        Args:
+            question: As one of `predict_entities`.
+            top: How many context triples of the head, of the tail and of the relation.
+            answer: Name of an entity, to see why it, or why not; None takes the likeliest.
+
+        Raises:
+            InputError: See `predict_entities`; or the model has no context layers to explain with.
+            TypeError: See `predict_entities`.
+        """
+        top = _checked_top(top)
+        (prediction,) = self.predict_entities([question], top=1)
+        likeliest = prediction.entities[0]
+        names = prediction.triple(likeliest.entity if answer is None else answer)
+        ids = self.entity(names[0], "head")[0], self.relation(names[1]), self.entity(names[2], "tail")[0]
+        return self._explained(Case(ids, names, prediction.asked, likeliest, prediction.notes), top)
 
     def embeddings(self) -> Embeddings:
         """The refined tables with their names."""
@@ -218,8 +264,8 @@ class TrainedModel:
                 near = ", ".join(map(repr, self.nearest(name)))
                 hint = f"the nearest names are {near}" if near else "no name is near"
                 raise InputError(
-                    f"{side}: got {name!r}, wanted an entity of {self.data.name} ({hint}); a model trained "
-                    "with --unseen-rate also answers for unknown entities"
+                    f"{side}: got {name!r}, wanted an entity of {self.data.name} ({hint})"
+                    + _UNSEEN * (self.config.task == "relation")
                 )
             return self.data.num_entities, f"{side} {name!r} is not in the data: {_stand_in(side)}"
         if self.data.seen_entities[index]:
@@ -242,15 +288,42 @@ class TrainedModel:
             raise InputError(f"relation: got {name!r}, wanted a relation of {self.data.name}, {hint}")
         return self._relation_ids[name]
 
+    def question(self, row: Sequence[Any]) -> Question:
+        """A question of `predict_entities`, its names checked.
+
+        Raises:
+            InputError: See `predict_entities`.
+            TypeError: See `predict_entities`.
+        """
+        names: list[Any] = [None if name is None or name != name else name for name in row]  # NaN: pandas
+        head, relation, tail = names
+        if (head is None) == (tail is None):
+            raise InputError(f"questions: got {tuple(row)!r}, wanted None for either the head or the tail")
+        kind = self.relation(relation) + self.data.num_relations * (head is None)
+        entity, note = self.entity(tail, "tail") if head is None else self.entity(head, "head")
+        return Question(EntityPrediction(head, relation, tail, (), (note,) if note else ()), (entity, kind))
+
     def nearest(self, name: str) -> list[str]:
         """Up to three names of entities that look like `name`."""
         return difflib.get_close_matches(name, self.data.entities)
 
-    def _check_task(self, wanted: str) -> None:
+    def _explained(self, case: Case, top: int) -> Explanation:
+        def refine(mask: Tensor | None) -> tuple[Tensor, Tensor]:
+            return self._refined if mask is None else self._refine(mask)
+
+        return Explainer(self._experiment, refine, case).explain(top)
+
+    def check_task(self, wanted: str) -> None:
+        """Raise an `InputError` for a run that was not trained for `--task` "relation" or "entity"."""
         if self.config.task != wanted:
             raise InputError(
-                f"the run was trained for the task {self.config.task!r}, wanted one for {wanted!r}"
+                f"got a run that ranks {_RANKED[self.config.task]}, wanted one that ranks {_RANKED[wanted]} "
+                f"(trained with --task {wanted})"
             )
+
+    @cached_property
+    def _ranking(self) -> EntityRanking:
+        return EntityRanking(self._experiment, self._refined)
 
     @cached_property
     def _refined(self) -> tuple[Tensor, Tensor]:
@@ -280,13 +353,6 @@ class TrainedModel:
 
     def _pair_scores(self, ids: list[list[int]]) -> Tensor:
         return self._experiment.scores(self._refined, torch.tensor(ids))
-
-    @staticmethod
-    def _probabilities(scores: Tensor) -> Tensor:
-        probabilities = scores.double().softmax(1)
-        if not torch.isfinite(probabilities).all():
-            raise InputError("the scores are NaN or infinite: wanted a run whose training did not diverge")
-        return probabilities
 
 
 def load(
