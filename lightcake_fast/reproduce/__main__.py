@@ -44,11 +44,13 @@ targets:
   layers      LightCAKE with 1 to 5 layers
   efficiency  DistMult, R-GCN and LightCAKE: contexts, size, parameters, speed, memory
   options     each option beyond the paper switched off alone
+  entities    DistMult, ComplEx and RotatE for --task entity, without context and with it
 
 examples:
   python -m lightcake_fast.reproduce table1
   python -m lightcake_fast.reproduce table2 --datasets ddb14 wn18rr --seeds 0 1 2
   python -m lightcake_fast.reproduce ablation --datasets fb15k-237 -- --dim 64 --batch-size 4096
+  python -m lightcake_fast.reproduce entities --datasets fb15k-237 wn18rr
   python -m lightcake_fast.reproduce all --quick
 
 What stands behind -- goes to every run, as flags of lightcake_fast.train. A finished run is kept in OUT/runs,

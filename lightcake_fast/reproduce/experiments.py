@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightcake_fast.models import MODELS
+from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import resolve
 
 Settings = Mapping[str, Any]
 
 MOST_LAYERS = 5
+ENTITY_SCORES = ("distmult", "complex", "rotate")
 QUICK: Settings = {"dim": 16, "epochs": 3, "batch_size": 256}
 QUICK_DATASETS = ("family:200",)
 
@@ -93,6 +95,17 @@ def _efficiency() -> Experiment:
     return Experiment("Contexts used, size, speed and memory", "model", rows)
 
 
+def _entities() -> Experiment:
+    rows = []
+    for score in ENTITY_SCORES:
+        label = MODELS[score].label
+        rows.append(Row(label, {"task": "entity", "model": score}, label))
+        if score in BUILT_IN:
+            settings = {"task": "entity", "model": "lightcake", "score": score}
+            rows.append(Row(f"{MODELS['lightcake'].label}-{label}", settings))
+    return Experiment("Entity prediction, without context and with it", "model", tuple(rows))
+
+
 def experiments(score: str) -> dict[str, Experiment]:
     """The experiments by target, LightCAKE's ablations with the given score."""
     return {
@@ -101,6 +114,7 @@ def experiments(score: str) -> dict[str, Experiment]:
         "layers": _layers(score),
         "efficiency": _efficiency(),
         "options": _options(score),
+        "entities": _entities(),
     }
 
 

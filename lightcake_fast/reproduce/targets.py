@@ -1,5 +1,6 @@
 """From a target's finished runs to its tables."""
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -83,6 +84,35 @@ def comparison(experiment: Experiment, datasets: Sequence[str], finished: Finish
     return Table(experiment.title, head, rows, notes, records)
 
 
+def entities(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
+    """Test figures of each row where entities are ranked, beside those published for the scores alone."""
+    head = [experiment.varies]
+    for name in datasets:
+        head += [name, "Hits@1 / @10", "published MRR"]
+    rows = []
+    records: list[dict[str, Cell]] = []
+    for row in experiment.rows:
+        cells = [row.label]
+        for name in datasets:
+            outcomes = finished[row.label, name]
+            theirs = paper.published_entity_mrr(row.label, name)
+            hits = {
+                key: statistics.fmean(outcome.results["test"]["all"][key] for outcome in outcomes)
+                for key in ("hits_at_1", "hits_at_10")
+            }
+            cells.append(score_cells(outcomes, None)[0])
+            cells.append(f"{hits['hits_at_1']:.4f} / {hits['hits_at_10']:.4f}")
+            cells.append("" if theirs is None else f"{theirs:.3f}")
+            about = {experiment.varies: row.label, "data set": name}
+            records.append({**about, **score_record(outcomes, None), **hits, "published_mrr": theirs})
+        rows.append(cells)
+    notes = [
+        FIGURES_NOTE,
+        "Tails and heads are ranked; published are scores without context, tuned by others.",
+    ]
+    return Table(experiment.title, head, rows, notes, records)
+
+
 def with_curves(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
     """`comparison` with a figure: MRR by what the rows vary, a curve a data set."""
     table = comparison(experiment, datasets, finished)
@@ -151,6 +181,7 @@ BUILDERS: dict[str, Callable[[Experiment, Sequence[str], Finished], Table]] = {
     "layers": by_layers,
     "efficiency": efficiency,
     "options": comparison,
+    "entities": entities,
 }
 
 

@@ -54,8 +54,8 @@ class Reporter:
             f"{len(data.train):,} training triples"
         )
         self._say(
-            f"{config.title}, layers {config.layers}, width {config.dim}, batches of {config.batch_size:,}, "
-            f"at most {config.epochs} epochs, {preset_title(config)}"
+            f"{config.title}, task {config.task}, layers {config.layers}, width {config.dim}, "
+            f"batches of {config.batch_size:,}, at most {config.epochs} epochs, {preset_title(config)}"
         )
         if position.epoch or position.step:
             self._say(f"going on in {folder} after epoch {position.epoch}, step {position.step}")

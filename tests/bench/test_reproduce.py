@@ -14,7 +14,7 @@ from lightcake_fast import cli
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS
 from lightcake_fast.reproduce import __main__ as command
-from lightcake_fast.reproduce import paper, results, runs, search
+from lightcake_fast.reproduce import paper, results, runs, search, targets
 from lightcake_fast.reproduce.experiments import Experiment, Row, configuration, experiments
 from lightcake_fast.reproduce.runs import Outcome, folder_of, read
 from lightcake_fast.reproduce.tables import Cell, Table, draw, mean_scores, score_cells, score_record, verdict
@@ -288,3 +288,34 @@ def test_a_wrong_grid_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert cli.run(search.main, ["--out", str(tmp_path / "x"), "--grid", axis]) == 2
         assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.full
+def test_entities_are_trained_with_and_without_context(tmp_path: Path) -> None:
+    assert cli.run(command.main, ["entities", "--out", str(tmp_path), *TINY]) == 0
+    with (tmp_path / "entities.csv").open() as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
+    assert {"DistMult", "LightCAKE-DistMult", "ComplEx", "LightCAKE-ComplEx", "RotatE"} <= rows.keys()
+    finished = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/results.json")]
+    assert {run["task"] for run in finished} == {"entity"}
+    measured = {run["test"]["all"]["hits_at_10"] for run in finished}
+    assert {float(row["hits_at_10"]) for row in rows.values()} <= measured
+
+
+def test_entities_stand_beside_what_others_published() -> None:
+    made = {("DistMult", "wn18rr"): [outcome(0.4), outcome(0.5)], ("other", "wn18rr"): [outcome(0.25)]}
+    for run in (run for several in made.values() for run in several):
+        run.results["test"]["all"] |= {"hits_at_1": 0.25, "hits_at_10": 0.75}
+    experiment = Experiment("", "model", (Row("DistMult"), Row("other")))
+    table = targets.entities(experiment, ["wn18rr"], made)
+    assert [list(row)[2:] for row in table.rows] == [["0.2500 / 0.7500", "0.452"], ["0.2500 / 0.7500", ""]]
+    assert [record["published_mrr"] for record in table.records] == [0.452, None]
+
+
+def test_the_target_for_entities_has_each_score_without_context_and_with_it() -> None:
+    rows = [configuration(row, "wn18rr", 0, {}) for row in experiments("transe")["entities"].rows]
+    assert {config.task for config in rows} == {"entity"}
+    scores = [(config.model, config.score) for config in rows if config.model == "lightcake"]
+    assert ("lightcake", "distmult") in scores
+    assert ("lightcake", "complex") in scores
+    assert [config.layers > 0 for config in rows] == [config.model == "lightcake" for config in rows]

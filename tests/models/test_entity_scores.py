@@ -12,7 +12,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransH, entity_scores
 from lightcake_fast.models.entity_scores import all_scores, ask, cross_entropy
-from lightcake_fast.scores import Score, register_score
+from lightcake_fast.scores import BUILT_IN, Score, register_score
 from tests.support.comparison import assert_close
 
 N, R, D = 23, 4, 6
@@ -46,7 +46,7 @@ def test_all_entities_score_as_their_triples(score: str, block: int, monkeypatch
     assert_close(found, one_by_one(model, tables, QUESTIONS), slack=10)
 
 
-@pytest.mark.parametrize("score", ["distmult", "transe", "complex"])
+@pytest.mark.parametrize("score", BUILT_IN)
 def test_a_context_model_scores_refined_rows(score: str) -> None:
     generator = torch.Generator().manual_seed(1)
     model = LightCAKE(N, R, dim=D, layers=2, score=score, generator=generator, dtype=torch.float64)
