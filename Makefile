@@ -11,7 +11,7 @@ INSTALL = $(PYTHON) -m venv $(VENV) && \
 USER_STAMP = $(VENV)/.installed
 DEV_STAMP = $(VENV)/.installed-dev
 
-.PHONY: help demo dev test test-full lint format bench clean
+.PHONY: help demo dev test test-full test-oldest lint format bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -24,8 +24,12 @@ dev: $(DEV_STAMP)  ## install with everything that tests, lint and benchmarks ne
 test: $(DEV_STAMP)  ## install, run the tests
 	$(RUN) -m pytest -n auto --dist worksteal -m "not full"
 
-test-full: $(DEV_STAMP)  ## the tests with full grids, long fuzzing and kill tests
+test-full: $(DEV_STAMP)  ## the tests with full grids, long fuzzing and kill tests, then test-oldest
 	$(RUN) -m pytest -n auto --dist worksteal
+	$(MAKE) test-oldest
+
+test-oldest:  ## the tests on the oldest versions that pyproject.toml allows, in an environment of their own
+	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=.ci/oldest.txt
 
 lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict
 	$(RUN) -m ruff check .

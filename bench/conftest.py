@@ -16,7 +16,7 @@ from bench.report.measurements import NOT_RUN, Measurement, NotRun
 from bench.report.tables import as_rich, tables
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.training.runtime import prepare_process
+from lightcake_fast.process import prepare_process
 
 SECONDS = 0.5  # of rounds for one figure, at least one round and at most ten
 _NOT_RUN = pytest.StashKey[list[NotRun]]()

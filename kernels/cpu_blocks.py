@@ -45,23 +45,7 @@ class NumbaBlock(NamedTuple):
     @classmethod
     def of(cls, score: str, width: int) -> "NumbaBlock":
         """The block of a score, for rows of a width known now, or of any (0)."""
-        block = SCORES[score]
-        said = ("psi_term", "phi_ent", "phi_rel", "grad_h", "grad_r", "grad_t")
-        made = {
-            **{name: _of_the_rows_type(_jitable(getattr(block, name))) for name in said},
-            "psi": _psi(_jitable(block.psi)),
-            "slope": _slope(block.psi_slope and _jitable(block.psi_slope)),
-            **{1: _one_column, 2: _two_columns}[block.columns](width),
-        }
-        name = re.sub(r"\W", "_", score)
-        for function_name, function in made.items():  # two of them must not be one symbol
-            function.__qualname__ = f"{name}_{width}_{function_name}"
-        return cls(
-            name=name,
-            digest=digest_of(*(getattr(block, name) for name in (*said, "psi", "psi_slope"))),
-            columns=block.columns,
-            **{name: _compiled_within(function) for name, function in made.items()},
-        )
+        return _made(re.sub(r"\W", "_", score), SCORES[score], width)
 
 
 _compiled_within = register_jitable(**FAST)
@@ -76,9 +60,38 @@ def _jitable(function: Function) -> Function:
     return _compiled_within(function)  # type: ignore[no-any-return]
 
 
+@functools.cache
+def _made(name: str, block: Any, width: int) -> NumbaBlock:
+    """Made once for all passes: Numba compiles a function once for each object."""
+    said = ("psi_term", "phi_ent", "phi_rel", "grad_h", "grad_r", "grad_t")
+    made = {
+        **{name: _of_the_rows_type(getattr(block, name)) for name in said if _widens(getattr(block, name))},
+        "psi": _psi(_jitable(block.psi)),
+        "slope": _slope(block.psi_slope and _jitable(block.psi_slope)),
+        **{1: _one_column, 2: _two_columns}[block.columns](width),
+    }
+    for function_name, function in made.items():  # two of them must not be one symbol
+        function.__qualname__ = f"{name}_{width}_{function_name}"
+    return NumbaBlock(
+        name=name,
+        digest=digest_of(*(getattr(block, name) for name in (*said, "psi", "psi_slope"))),
+        columns=block.columns,
+        **{name: _jitable(getattr(block, name)) for name in said if name not in made},
+        **{name: _compiled_within(function) for name, function in made.items()},
+    )
+
+
+def _widens(function: Function) -> bool:
+    """Whether a number is written in a function of a block, or in those that it calls."""
+    used = _used(function)
+    numbers = any(isinstance(thing, float) for thing in (*function.__code__.co_consts, *used))
+    return numbers or any(_widens(inner) for inner in used if isinstance(inner, FunctionType))
+
+
 def _of_the_rows_type(function: Function) -> Function:
     """The same with results of the type of the rows, which a constant in it would widen; its last is t."""
-    return lambda *arguments: typed(function(*arguments), arguments[-1][0])
+    compiled = _jitable(function)
+    return lambda *arguments: typed(compiled(*arguments), arguments[-1][0])
 
 
 def typed(values, number):

@@ -66,8 +66,9 @@ class Pass:
                 futures.extend(_pool(helpers, _flushes_denormals()).submit(run) for _ in range(helpers))
             run()
         finally:
-            wait(futures)
-        for future in futures:
+            begun = [future for future in futures if not future.cancel()]  # on a busy machine some are not
+            wait(begun)
+        for future in begun:
             future.result()
 
     def _compile(self, score: str | None, width: int, arrays: list[Any]) -> Any:

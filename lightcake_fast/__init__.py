@@ -6,6 +6,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from lightcake_fast.process import prepare_process, runs_a_command, set_environment
+
 if TYPE_CHECKING:
     from lightcake_fast.data import KnowledgeGraph, load_dataset
     from lightcake_fast.graph import ContextGraph
@@ -20,6 +22,9 @@ if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_
     # `python -m lightcake_fast...` is looking for its command: until that runs (see `cli.run`), Ctrl-C ends
     # the process as it ends a program in C, without a traceback from the middle of torch
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+if runs_a_command():
+    set_environment()
 
 __version__ = "0.1.0"
 
@@ -51,6 +56,7 @@ __all__ = [
     "context_weights",
     "load",
     "load_dataset",
+    "prepare_process",
     "register_score",
     "segment_softmax_aggregate",
     "train",

@@ -15,9 +15,9 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
 from lightcake_fast.inference.breakdown import GROUPINGS, Group
 from lightcake_fast.metrics import TIES, RankMetrics, summarise_ranks
+from lightcake_fast.process import prepare_process
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.progress import METRICS, format_figure, metrics_table
-from lightcake_fast.training.runtime import prepare_process
 
 DESCRIPTION = "Rank the relations of a split again, from run folders: the figures of training, bit by bit."
 EPILOG = """\

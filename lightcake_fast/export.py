@@ -15,7 +15,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.files import TEMPORARY, replace_tensors
 from lightcake_fast.inference.answers import Embeddings
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
-from lightcake_fast.training.runtime import prepare_process
+from lightcake_fast.process import prepare_process
 
 SUFFIX = ".safetensors"
 DESCRIPTION = "Write the refined embeddings of a trained model, with the names of their rows."

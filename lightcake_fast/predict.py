@@ -28,8 +28,8 @@ from lightcake_fast.inference.figure import check_figure, draw
 from lightcake_fast.inference.pairs import FIELDS, read_rows
 from lightcake_fast.inference.report import entity_table, explanation_tables, prediction_table
 from lightcake_fast.inference.trained import TrainedModel
+from lightcake_fast.process import prepare_process
 from lightcake_fast.terminal import Console, json_line
-from lightcake_fast.training.runtime import prepare_process
 
 ROWS_PER_BLOCK = 4096
 COLUMNS = {

@@ -11,6 +11,7 @@ from lightcake_fast import cli
 from lightcake_fast.data import KnowledgeGraph, load_dataset
 from lightcake_fast.errors import InputError, did_you_mean
 from lightcake_fast.inference.result import TrainingResult
+from lightcake_fast.process import prepare_process
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console
 from lightcake_fast.training.config import add_flags, fields, resumed
@@ -20,7 +21,7 @@ from lightcake_fast.training.loop import Callback, train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
-from lightcake_fast.training.runtime import flushed_denormals, prepare_process
+from lightcake_fast.training.runtime import flushed_denormals
 from lightcake_fast.training.settings_file import read_settings
 
 DESCRIPTION = "Train LightCAKE on a knowledge graph, and test how well it predicts the relation of a pair."

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads take the other tests' cores
 import torch
 
 if not torch.cuda.is_available():

@@ -66,18 +66,15 @@ class Case:
 def cases(
     targets: Sequence[str], scores: Sequence[str] = tuple(SCORES), *, everything: bool = False
 ) -> Iterator[Case]:
-    """What is compiled: sm_90 in all its specialisations and wide rows, the others at d = 256."""
+    """What is compiled: each target at d = 256, with everything also contexts, masks, types and widths."""
     for target, dtype, score in itertools.product(targets, ("float32", "bfloat16"), (*scores, "segments")):
-        if score != "segments" or dtype == "float32" or target == "sm_90":
+        if score != "segments" or dtype == "float32":
             yield Case(target, dtype=dtype, score=score)
-    if "sm_90" in targets:
-        for score in scores:
-            yield Case("sm_90", score=score, masked=False)
-            yield Case("sm_90", score=score, context="entity")
-            yield Case("sm_90", score=score, context="relation")
-            for width in (512, 1024):
-                yield Case("sm_90", score=score, width=width)
     if everything:
+        for target, score in itertools.product(targets, scores):
+            yield Case(target, score=score, masked=False)
+            yield Case(target, score=score, context="entity")
+            yield Case(target, score=score, context="relation")
         widths = (64, 100, 128, 512, 1024, 2048)
         for target, dtype, score, width in itertools.product(targets, DTYPES, (*scores, "segments"), widths):
             yield Case(target, width, dtype, score)
@@ -169,7 +166,9 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser("python -m bench.gauge.compile_check", "Compile every kernel for absent cards.")
     parser.add_argument("--target", nargs="*", choices=tuple(TARGETS), default=list(TARGETS))
     parser.add_argument("--score", nargs="*", choices=tuple(SCORES), default=list(SCORES))
-    parser.add_argument("--everything", action="store_true", help="more widths and types: many minutes")
+    parser.add_argument(
+        "--everything", action="store_true", help="contexts, widths and types too: many minutes"
+    )
     parser.add_argument("--processes", type=int, default=2, metavar="N")
     parser.add_argument("--json", action="store_true", help="print JSON, a kernel an entry")
     arguments: argparse.Namespace = parser.parse_args(argv)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
+from lightcake_fast.process import prepare_process
 from lightcake_fast.train import main as train
 from lightcake_fast.training.config import TrainingConfig
-from lightcake_fast.training.runtime import prepare_process
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

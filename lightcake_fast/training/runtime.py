@@ -1,7 +1,5 @@
 """Where a run computes, and where its random numbers come from."""
 
-import ctypes
-import os
 import platform
 import re
 from collections.abc import Iterator
@@ -15,22 +13,6 @@ from torch import Tensor
 from lightcake_fast.errors import InputError
 
 ANSWERS_TOGETHER = 16
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-
-
-def prepare_process() -> None:
-    """Set what makes a training process fast on a CPU; called by a command, never by an import.
-
-    Flushes denormals, to which decayed weights sink and which are several times slower: threads take this
-    over when they start. Keeps freed memory for the next step, in huge pages: an [N, d] table that goes back
-    to the system after each use costs a page fault for every 4 KB, a third of a layer's time on WN18RR.
-    """
-    torch.set_flush_denormal(True)
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # PyTorch reads it at the first allocation
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**30)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 @contextmanager

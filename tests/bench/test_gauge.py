@@ -188,7 +188,7 @@ def test_code_on_absent_cards(target: str, scores: tuple[str, ...]) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("target", ["sm_90", *OTHERS])
-def test_code_on_absent_cards_in_more_widths_and_types(target: str) -> None:
+def test_code_on_absent_cards_in_more_contexts_widths_and_types(target: str) -> None:
     assert [say(c) for c in checks("--target", target, "--everything") if c["problems"]] == []
 
 

@@ -62,7 +62,16 @@ def test_a_child_that_fails_says_why() -> None:
         peak_in_child("tests.bench.test_suite:nothing")
 
 
-@pytest.mark.parametrize("name", [name for name in BUILDERS if "compiled" not in name])
+# of this package's layers: each other one compiles passes of its own
+QUICK = ("lightcake", "lightcake eager")
+LAYERS = [
+    pytest.param(name, marks=[] if name in QUICK or "lightcake" not in name else pytest.mark.full)
+    for name in BUILDERS
+    if "compiled" not in name
+]
+
+
+@pytest.mark.parametrize("name", LAYERS)
 def test_layers_of_the_benchmark_agree(name: str, given: LayerInput, peer: Callable[[str], Any]) -> None:
     if name.startswith("PyG"):
         peer("torch_geometric")

@@ -3,6 +3,8 @@
 import ast
 import importlib
 import json
+import os
+import re
 import subprocess
 import sys
 from importlib import metadata
@@ -27,6 +29,7 @@ ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba'
 LAYERS = {
     "lightcake_fast.errors": 0,
     "lightcake_fast.files": 0,
+    "lightcake_fast.process": 0,
     "lightcake_fast.terminal": 0,
     "lightcake_fast.kernels": 0,
     "lightcake_fast.reference": 0,
@@ -243,3 +246,42 @@ print(json.dumps([key for key in before if before[key] != after[key]]))
 """
     names = [name for name in MODULES if not name.startswith(BACK_ENDS)]
     assert json.loads(run_python(code, *names)) == []
+
+
+def test_the_oldest_versions_tested_are_the_lower_bounds() -> None:
+    bounds = re.findall(
+        r'^    "([a-z]+)>=([\d.]+)(?:"|; sys_platform)', (ROOT / "pyproject.toml").read_text(), re.M
+    )
+    pins = re.findall(r"^([a-z]+)==([\d.]+)$", (ROOT / ".ci" / "oldest.txt").read_text(), re.M)
+    assert len(pins) == 6
+    assert dict(bounds[: len(pins)]) == {name: re.sub(r"(\.0)+$", "", version) for name, version in pins}
+
+
+def spin_counts(*command: str) -> tuple[str, str]:
+    """How often an idle thread of OpenMP looks for work, as it tells when it is loaded; and stderr."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        env=environment | {"OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stderr.partition("GOMP_SPINCOUNT = ")[2].split("\n")[0], done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP tells its settings")
+def test_openmp_threads_of_a_command_sleep_when_idle() -> None:
+    assert spin_counts("-m", "lightcake_fast.export", "--help")[0] == "'0'"
+    assert spin_counts("-c", "import lightcake_fast, torch")[0] != "'0'"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP tells its settings")
+def test_a_program_of_ones_own_prepares_its_process_or_hears_that_it_is_late() -> None:
+    prepare = "import lightcake_fast; lightcake_fast.prepare_process()"
+    spins, said = spin_counts("-c", prepare)
+    assert spins == "'0'"
+    assert "Warning" not in said
+    spins, said = spin_counts("-c", f"import torch; {prepare}")
+    assert spins != "'0'"
+    assert "OMP_WAIT_POLICY=PASSIVE in the environment" in said
