@@ -48,6 +48,8 @@ def row(folder: Path) -> list[str]:
     label = MODELS[config.model].label
     if config.model == "lightcake":
         label += f"-{MODELS[config.score].label}" if config.score in MODELS else f"-{config.score}"
+    if config.task == "entity":
+        label += " (entities)"  # the paper has none
     return [
         config.dataset,
         label,

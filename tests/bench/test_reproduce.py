@@ -291,7 +291,9 @@ def test_a_wrong_grid_gets_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.full
-def test_entities_are_trained_with_and_without_context(tmp_path: Path) -> None:
+def test_entities_are_trained_with_and_without_context(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(command.main, ["entities", "--out", str(tmp_path), *TINY]) == 0
     with (tmp_path / "entities.csv").open() as file:
         rows = {row["model"]: row for row in csv.DictReader(file)}
@@ -300,6 +302,11 @@ def test_entities_are_trained_with_and_without_context(tmp_path: Path) -> None:
     assert {run["task"] for run in finished} == {"entity"}
     measured = {run["test"]["all"]["hits_at_10"] for run in finished}
     assert {float(row["hits_at_10"]) for row in rows.values()} <= measured
+    capfd.readouterr()
+    assert cli.run(results.main, [str(folder) for folder in (tmp_path / "runs").iterdir()]) == 0
+    lines = capfd.readouterr().out.splitlines()[4:]
+    assert len(lines) == len(rows)
+    assert all("(entities) | best | " in line for line in lines)
 
 
 def test_entities_stand_beside_what_others_published() -> None:
