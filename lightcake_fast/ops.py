@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.autograd import forward_ad
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.plan import GpuPlan, Plan
+from lightcake_fast.launching import launching
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.scores import fused, score_named
 
@@ -158,7 +158,7 @@ def tune_context_layer(
     _runnable("triton", graph.device.type)
     from lightcake_fast.kernels import gpu_tune
 
-    with torch.cuda.device(graph.device) if graph.device.type == "cuda" else nullcontext():
+    with launching(graph.device):
         return gpu_tune.tune(graph.gpu_plan, graph.num_entities, 2 * graph.num_relations, dim, dtype, score)
 
 
@@ -311,9 +311,7 @@ def _context_layer(
     x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
 ) -> list[Tensor]:
     if backend == "triton":
-        from lightcake_fast.kernels import gpu_forward
-
-        return gpu_forward.forward(x, y, GpuPlan(*plan), mask, score, context)
+        return _forward_on_gpu(x, y, plan, mask, score, context)
     from lightcake_fast.kernels import cpu_forward
 
     return list(cpu_forward.forward(x, y, Plan(*plan), mask, score, context))
@@ -323,9 +321,15 @@ def _context_layer(
 def _(
     x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
 ) -> list[Tensor]:
+    return _forward_on_gpu(x, y, plan, mask, score, context)
+
+
+def _forward_on_gpu(
+    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str
+) -> list[Tensor]:
     from lightcake_fast.kernels import gpu_forward
 
-    with torch.cuda.device(x.device):
+    with launching(x.device):
         return gpu_forward.forward(x, y, GpuPlan(*plan), mask, score, context)
 
 
@@ -371,8 +375,7 @@ def _(
     score: str,
     backend: str,
 ) -> list[Tensor]:
-    with torch.cuda.device(x.device):
-        return _backward_on_gpu(g, q, x, y, outputs, plan, score)
+    return _backward_on_gpu(g, q, x, y, outputs, plan, score)
 
 
 def _backward_on_gpu(
@@ -381,9 +384,9 @@ def _backward_on_gpu(
     from lightcake_fast.kernels import gpu_backward
 
     new_x, new_y, s, lse_x, lse_y, *sums = outputs
-    return list(
-        gpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, GpuPlan(*plan), score, *sums)
-    )
+    rows = x, y, new_x, new_y, s, lse_x, lse_y
+    with launching(x.device):
+        return list(gpu_backward.backward(g, q, *rows, GpuPlan(*plan), score, *sums))
 
 
 @_context_layer_backward.register_fake

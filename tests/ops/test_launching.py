@@ -1,0 +1,74 @@
+"""What Triton lacks on a machine is told in one line that says what to set."""
+
+import errno
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from lightcake_fast import ContextGraph, Segments, cli, context_layer, segment_softmax_aggregate
+from lightcake_fast.errors import InputError
+from lightcake_fast.kernels import gpu_backward, gpu_forward, gpu_segments
+from lightcake_fast.train import main
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NO_COMPILER = RuntimeError(  # Triton's own words
+    "Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl."
+)
+LACKS = [
+    (NO_COMPILER, "finds none: install gcc, or set CC to one"),
+    (PermissionError(errno.EACCES, "Permission denied", "/root/.triton/x"), "set TRITON_CACHE_DIR to a fold"),
+    (OSError(errno.ENOSPC, "No space left", "/h/.triton/x"), r"in /h/\.triton/x \(No space left\): set TRIT"),
+    (FileNotFoundError(errno.ENOENT, "No such file", "mycc"), "CC names mycc, which is not there"),
+    (subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]), "/usr/bin/gcc ended with code 1; wanted"),
+]
+
+
+def failing(error: Exception) -> Any:
+    def fail(*given: Any, **named: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(("error", "message"), LACKS)
+def test_each_lack_says_what_to_set(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "mycc")
+    monkeypatch.setattr(gpu_forward, "forward", failing(error))
+    monkeypatch.setattr(gpu_segments, "forward", failing(error))
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]], device=DEVICE), 2, 1)
+    rows = torch.randn(2, 4, device=DEVICE)
+    with pytest.raises(InputError, match=message):
+        context_layer(rows, rows, graph, backend="triton")
+    segments = Segments.from_csr(torch.tensor([0, 1]), torch.tensor([0], device=DEVICE), 2)
+    with pytest.raises(InputError, match=message):
+        segment_softmax_aggregate(rows[:1, 0], rows, segments, backend="triton")
+
+
+def test_the_backward_tells_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_backward, "backward", failing(NO_COMPILER))
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]], device=DEVICE), 2, 1)
+    rows = torch.randn(2, 4, device=DEVICE, requires_grad=True)
+    x, _ = context_layer(rows, rows, graph, backend="triton")
+    with pytest.raises(InputError, match="set CC"):
+        torch.autograd.grad(x.sum(), rows)
+
+
+def test_other_errors_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_forward, "forward", failing(RuntimeError("a bug")))
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]], device=DEVICE), 2, 1)
+    rows = torch.randn(2, 4, device=DEVICE)
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        context_layer(rows, rows, graph, backend="triton")
+
+
+def test_a_command_shows_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    monkeypatch.setattr(gpu_forward, "forward", failing(NO_COMPILER))
+    flags = ["--dataset", "family:60", "--dim", "4", "--layers", "1", "--backend", "triton", "--epochs", "1"]
+    assert cli.run(main, [*flags, "--out", str(tmp_path / "run"), "--quiet"]) == 2
+    assert capsys.readouterr().err == (
+        "error: Triton needs a C compiler to launch kernels and finds none: install gcc, or set CC to one\n"
+    )
