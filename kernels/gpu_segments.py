@@ -4,8 +4,9 @@
     ds_e  = w_e (<g_m, v_i(e)> - D_m)      D_m = <g_m, out_m>
     dv_i  = sum w_e g_m(e) over the entries that gather row i
 
-A program takes BLOCK_E chunks of nearly equal length and one entry of each at a time: short segments share
-prologue and epilogue. Each address is written by one program, once; no E x d tensor, no atomics.
+Of H heads, row i of a table has H rows of d columns from i * H on, and entry e as many scores. A program
+takes BLOCK_E chunks of nearly equal length, of one head, and one entry of each at a time: short segments
+share prologue and epilogue. Each address is written by one program, once; no E x d tensor, no atomics.
 """
 
 import torch
@@ -27,20 +28,20 @@ from lightcake_fast.kernels.gpu_tiles import (
     store_row,
     zero_row,
 )
-from lightcake_fast.kernels.segment_plan import SegmentPlan
+from lightcake_fast.kernels.segment_plan import SegmentPlan, cut_heads
 
 
 @triton.jit
 def softmax_pass(
     s_ptr, values_ptr, index_ptr, chunk_ptr, out_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr,
-    chunks, BLOCK_S: tl.constexpr,
+    chunks, slots, heads, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """``out_m = sum w_e v_i(e)``, by a softmax whose weights are never stored.
 
     Bytes an entry: its row; 4 of index, 8 of scores. A chunk: its result.
     """
-    n0 = tl.program_id(0) * BLOCK_E
+    n0, head = tl.program_id(0) * BLOCK_E, tl.program_id(1)
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
     start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
@@ -50,25 +51,29 @@ def softmax_pass(
     top = tl.full([BLOCK_E, BLOCK_S], float("-inf"), ACC)
     for k in range(0, longest, BLOCK_S):
         step = k + tl.arange(0, BLOCK_S)[None, :]
-        s = tl.load(s_ptr + start[:, None] + step, mask=step < length[:, None], other=float("-inf"))
+        s = tl.load(
+            s_ptr + (start[:, None] + step) * heads + head, mask=step < length[:, None], other=float("-inf")
+        )
         top = tl.maximum(top, s)
     top = tl.maximum(tl.max(top, 1), LOWEST)[:, None]
 
     acc = zero_row(BLOCK_E, WIDTH, 1, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
-    index, s = tl.load(index_ptr + start), tl.load(s_ptr + start)
+    index, s = tl.load(index_ptr + start), tl.load(s_ptr + start * heads + head)
     for k in range(longest):
-        v_ptr = row_pointers(values_ptr, index, WIDTH, BLOCK_D)
+        v_ptr = row_pointers(values_ptr, index * heads + head, WIDTH, BLOCK_D)
         w = tl.exp2(log2_weight(tl.where(k < length, s, float("-inf"))[:, None], top))
         total += w
         # the next index travels while this entry's row does
         place = start + tl.minimum(k + 1, last)
-        index, s = tl.load(index_ptr + place), tl.load(s_ptr + place)
+        index, s = tl.load(index_ptr + place), tl.load(s_ptr + place * heads + head)
         acc = add_scaled_row(acc, w, load_row(v_ptr, WIDTH, 1, BLOCK_D, ACC))
 
     live, cut = (n < chunks)[:, None], (slot >= 0)[:, None]
+    row = row * heads + head
     if tl.max(slot, 0) >= 0:
-        part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
+        slot = tl.maximum(slot, 0) + slots * head
+        part = row_pointers(part_ptr, slot, WIDTH, BLOCK_D)
         store_row(part, acc, live & cut, WIDTH, 1, BLOCK_D)
         tl.store(part_top_ptr + slot[:, None], top, mask=live & cut)
         tl.store(part_total_ptr + slot[:, None], total, mask=live & cut)
@@ -81,48 +86,50 @@ def softmax_pass(
 
 @triton.jit
 def slope_pass(
-    g_ptr, s_ptr, lse_ptr, out_ptr, values_ptr, index_ptr, chunk_ptr, w_ptr, slope_ptr, chunks,
+    g_ptr, s_ptr, lse_ptr, out_ptr, values_ptr, index_ptr, chunk_ptr, w_ptr, slope_ptr, chunks, heads,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """w_e, and ``ds_e = w_e (<g_m, v_i(e)> - <g_m, out_m>)``.
 
     Bytes an entry: its row; 4 of index, 4 of scores, 8 of results. A chunk: rows g and out.
     """
-    n0 = tl.program_id(0) * BLOCK_E
+    n0, head = tl.program_id(0) * BLOCK_E, tl.program_id(1)
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
     start, length, row = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2)
     length = tl.where(n < chunks, length, 0)
     longest = tl.load(chunk_ptr + 4 * n0 + 1)
     last = tl.maximum(length - 1, 0)
+    row = row * heads + head
     lse = tl.load(lse_ptr + row)
     g = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, 1, BLOCK_D, ACC)
     out = load_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), WIDTH, 1, BLOCK_D, ACC)
     row_dot = tl.sum(add_dot(tl.zeros([BLOCK_E, BLOCK_D], ACC), g, out), 1)
 
-    index, s = tl.load(index_ptr + start), tl.load(s_ptr + start)
+    index, s = tl.load(index_ptr + start), tl.load(s_ptr + start * heads + head)
     for k in range(longest):
-        v_ptr = row_pointers(values_ptr, index, WIDTH, BLOCK_D)
+        v_ptr = row_pointers(values_ptr, index * heads + head, WIDTH, BLOCK_D)
         w = tl.exp2(log2_weight(s, lse))
         place = start + tl.minimum(k + 1, last)
-        index, s = tl.load(index_ptr + place), tl.load(s_ptr + place)
+        index, s = tl.load(index_ptr + place), tl.load(s_ptr + place * heads + head)
         v = load_row(v_ptr, WIDTH, 1, BLOCK_D, ACC)
         dot = tl.sum(add_dot(tl.zeros([BLOCK_E, BLOCK_D], ACC), g, v), 1)
         slope = tl.where(w == 1, 0.0, w * (dot - row_dot))  # the two are equal but for rounding
-        tl.store(w_ptr + start + k, w, mask=k < length)
-        tl.store(slope_ptr + start + k, slope, mask=k < length)
+        place = (start + k) * heads + head
+        tl.store(w_ptr + place, w, mask=k < length)
+        tl.store(slope_ptr + place, slope, mask=k < length)
 
 
 @triton.jit
 def gather_pass(
-    g_ptr, w_ptr, entry_ptr, segment_ptr, chunk_ptr, out_ptr, part_ptr, chunks,
+    g_ptr, w_ptr, entry_ptr, segment_ptr, chunk_ptr, out_ptr, part_ptr, chunks, slots, heads,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """``dv_i = sum w_e g_m(e)`` over the entries that gather row i, in the order by index.
 
     Bytes an entry: row g of its segment; 8 of ids, 4 of weights. A chunk: its result.
     """
-    n0 = tl.program_id(0) * BLOCK_E
+    n0, head = tl.program_id(0) * BLOCK_E, tl.program_id(1)
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
     start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
@@ -132,37 +139,42 @@ def gather_pass(
     acc = zero_row(BLOCK_E, WIDTH, 1, BLOCK_D, ACC)
     segment, entry = tl.load(segment_ptr + start), tl.load(entry_ptr + start)
     for k in range(longest):
-        m_ptr = row_pointers(g_ptr, segment, WIDTH, BLOCK_D)
-        w = tl.where(k < length, tl.load(w_ptr + entry), 0.0)[:, None]
+        m_ptr = row_pointers(g_ptr, segment * heads + head, WIDTH, BLOCK_D)
+        w = tl.where(k < length, tl.load(w_ptr + entry * heads + head), 0.0)[:, None]
         place = start + tl.minimum(k + 1, last)
         segment, entry = tl.load(segment_ptr + place), tl.load(entry_ptr + place)
         acc = add_scaled_row(acc, w, load_row(m_ptr, WIDTH, 1, BLOCK_D, ACC))
 
     live, cut = (n < chunks)[:, None], (slot >= 0)[:, None]
+    row = row * heads + head
     if tl.max(slot, 0) >= 0:
-        part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
+        slot = tl.maximum(slot, 0) + slots * head
+        part = row_pointers(part_ptr, slot, WIDTH, BLOCK_D)
         store_row(part, acc, live & cut, WIDTH, 1, BLOCK_D)
     store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live & ~cut, WIDTH, 1, BLOCK_D)
 
 
 def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> tuple[Tensor, Tensor]:
-    """The sums [M, d] and the log-sum-exps [M], +inf for a segment without a live entry.
+    """The sums [M, H, d] and the log-sum-exps [M, H], +inf for a segment without a live entry.
 
-    Scores and results are of the type of the sums: float32 for 16-bit values.
+    Scores [E, H] and results are of the type of the sums: float32 for 16-bit values [N, H, d].
     """
-    width, chunks, slots = values.shape[1], len(plan.chunk), len(plan.part_row)
+    (heads, width), chunks, slots = values.shape[1:], len(plan.chunk), len(plan.part_row)
     real = gpu_launch.sum_type(values.dtype)
-    out, lse = values.new_empty(num_segments, width, dtype=real), s.new_empty(num_segments)
-    part, top, total = (s.new_empty(slots, *shape) for shape in ((width,), (), ()))
+    out = values.new_empty(num_segments, heads, width, dtype=real)
+    lse = s.new_empty(num_segments, heads)
+    part, top, total = (s.new_empty(slots * heads, *shape) for shape in ((width,), (), ()))
     shape = gpu_launch.row_shape("forward.entity_pass", width, values.dtype)
-    softmax_pass[(triton.cdiv(chunks, shape["BLOCK_E"]),)](
+    softmax_pass[(triton.cdiv(chunks, shape["BLOCK_E"]), heads)](
         s_ptr=s, values_ptr=values, index_ptr=plan.index, chunk_ptr=plan.chunk, out_ptr=out, lse_ptr=lse,
-        part_ptr=part, part_top_ptr=top, part_total_ptr=total, chunks=chunks, BLOCK_S=8, **shape,
+        part_ptr=part, part_top_ptr=top, part_total_ptr=total, chunks=chunks, slots=slots, heads=heads,
+        BLOCK_S=8, **shape,
     )  # fmt: skip
     if slots:
-        shape, programs, _ = gpu_launch.merge_shape(0, len(plan.cut_row), width, values.dtype)
+        cut_row, cut_part = cut_heads(plan.cut_row, plan.cut_part, slots, heads)
+        shape, programs, _ = gpu_launch.merge_shape(0, len(cut_row), width, values.dtype)
         merge_pass[(programs,)](
-            x_ptr=None, y_ptr=None, row_ptr=plan.cut_row, bound_ptr=plan.cut_part,
+            x_ptr=None, y_ptr=None, row_ptr=cut_row, bound_ptr=cut_part,
             part_ptr=part, part_top_ptr=top, part_total_ptr=total,
             new_x_ptr=out, new_y_ptr=out, sum_x_ptr=out, sum_y_ptr=out, lse_x_ptr=lse, lse_y_ptr=lse,
             relation_rows=0, relation_programs=0, HAS_SUM=False, **shape,
@@ -173,24 +185,25 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
 def backward(
     g: Tensor, s: Tensor, values: Tensor, out: Tensor, lse: Tensor, plan: SegmentPlan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients ds [E] from the sums alone, dv [N, d] and the weights [E]; g is of the values' type."""
-    width, chunks, index_chunks = values.shape[1], len(plan.chunk), len(plan.index_chunk)
+    """The gradients ds [E, H] from the sums alone, dv [N, H, d] and the weights [E, H]; g as the values."""
+    (heads, width), chunks, index_chunks = values.shape[1:], len(plan.chunk), len(plan.index_chunk)
     w, slope, grad_values = torch.empty_like(s), torch.empty_like(s), torch.empty_like(values)
     shape = gpu_launch.row_shape("forward.entity_pass", width, values.dtype)
-    slope_pass[(triton.cdiv(chunks, shape["BLOCK_E"]),)](
+    slope_pass[(triton.cdiv(chunks, shape["BLOCK_E"]), heads)](
         g_ptr=g, s_ptr=s, lse_ptr=lse, out_ptr=out, values_ptr=values, index_ptr=plan.index,
-        chunk_ptr=plan.chunk, w_ptr=w, slope_ptr=slope, chunks=chunks, **shape,
+        chunk_ptr=plan.chunk, w_ptr=w, slope_ptr=slope, chunks=chunks, heads=heads, **shape,
     )  # fmt: skip
     slots = len(plan.index_part_row)
-    part = s.new_empty(slots, width)
-    gather_pass[(triton.cdiv(index_chunks, shape["BLOCK_E"]),)](
+    part = s.new_empty(slots * heads, width)
+    gather_pass[(triton.cdiv(index_chunks, shape["BLOCK_E"]), heads)](
         g_ptr=g, w_ptr=w, entry_ptr=plan.entry, segment_ptr=plan.entry_segment, chunk_ptr=plan.index_chunk,
-        out_ptr=grad_values, part_ptr=part, chunks=index_chunks, **shape,
+        out_ptr=grad_values, part_ptr=part, chunks=index_chunks, slots=slots, heads=heads, **shape,
     )  # fmt: skip
     if slots:
-        shape, programs, _ = gpu_launch.merge_shape(0, len(plan.index_cut_row), width, values.dtype)
+        cut_row, cut_part = cut_heads(plan.index_cut_row, plan.index_cut_part, slots, heads)
+        shape, programs, _ = gpu_launch.merge_shape(0, len(cut_row), width, values.dtype)
         sum_pass[(programs,)](
-            g_ptr=None, q_ptr=None, row_ptr=plan.index_cut_row, bound_ptr=plan.index_cut_part,
+            g_ptr=None, q_ptr=None, row_ptr=cut_row, bound_ptr=cut_part,
             part_ptr=part, grad_x_ptr=grad_values, grad_y_ptr=grad_values,
             relation_rows=0, relation_programs=0, **shape,
         )  # fmt: skip

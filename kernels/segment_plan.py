@@ -62,6 +62,17 @@ def build_segment_plan(indptr: Array, index: Array, num_values: int) -> SegmentP
     )
 
 
+def cut_heads(
+    cut_row: torch.Tensor, cut_part: torch.Tensor, slots: int, heads: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cut rows of each head and the bounds of their parts: those of head h begin at part h * slots."""
+    if heads == 1:
+        return cut_row, cut_part
+    head = torch.arange(heads, dtype=cut_row.dtype, device=cut_row.device)[:, None]
+    bounds = (cut_part[:-1] + slots * head).flatten()
+    return (cut_row * heads + head).flatten(), torch.cat([bounds, bounds.new_full((1,), slots * heads)])
+
+
 def _chunks(lengths: Array) -> tuple[Array, Array, Array, Array]:
     """Rows of these lengths as chunk records; the rows that are cut, the bounds and rows of their parts."""
     pieces = np.maximum(1, -(-lengths // CHUNK))  # an empty row has an empty chunk

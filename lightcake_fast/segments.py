@@ -1,6 +1,5 @@
 """Softmax over the segments of a CSR times gathered rows: the layer's core, for scores of one's own."""
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.kernels.segment_plan import SegmentPlan, build_segment_plan
+from lightcake_fast.launching import launching
 from lightcake_fast.ops import (
     BACKENDS,
     _runnable,
@@ -144,17 +144,18 @@ def segment_softmax_aggregate(
     ``torch.autocast``. A segment in which nothing is left gives zeros.
 
     Args:
-        scores: shape (E,), in the order of the entries; a score of -inf leaves its entry out.
-        values: shape (N, d), d at least 1; float64, float32, or a 16-bit type, whose sums are float32.
-            The softmax is computed in the type of the sums.
+        scores: shape (E,), in the order of the entries, or (E, H) for H heads, each with a softmax of its
+            own; a score of -inf leaves its entry out.
+        values: shape (N, d), d at least 1, or (N, H, d); float64, float32, or a 16-bit type, whose sums are
+            float32. The softmax is computed in the type of the sums.
         segments: the entries, on the same device.
-        mask: bool of shape (E,); True leaves the entry out. None leaves nothing out.
+        mask: bool of shape (E,); True leaves the entry out, of all heads. None leaves nothing out.
         return_weights: also return the weights.
         backend: as in ``context_layer``.
 
     Returns:
-        The sums (M, d), of the values' type; with ``return_weights`` also the weights (E,), of the scores'
-        type.
+        The sums (M, d) or (M, H, d), of the values' type; with ``return_weights`` also the weights, of the
+        scores' shape and type.
 
     Raises:
         ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
@@ -162,18 +163,22 @@ def segment_softmax_aggregate(
     scores, values = autocast_first(scores), autocast_first(values)
     backend = _checked(scores, values, segments, mask, backend)
     real = torch.float64 if values.dtype == torch.float64 else torch.float32
-    s, plan = scores.to(real), segments.plan
+    s, plan, rows = scores.to(real), segments.plan, values
+    if scores.ndim == 1:
+        s, rows = s[:, None], rows[:, None]
     if backend == "reference":
         out, w = reference.segment_softmax_aggregate(
-            s, values.to(real), plan.segment.long(), plan.index.long(), segments.num_segments, mask
+            s, rows.to(real), plan.segment.long(), plan.index.long(), segments.num_segments, mask
         )
     else:
-        s = s if mask is None else s.masked_fill(mask, -torch.inf)
-        rows = values.to(real) if backend == "numba" else values
+        s = s if mask is None else s.masked_fill(mask[:, None], -torch.inf)
+        rows = rows.to(real) if backend == "numba" else rows
         out, _, w = _aggregate(
             s.contiguous(), rows.contiguous(), list(plan), segments.num_segments, return_weights, backend
         )
     out = out.to(values.dtype)
+    if scores.ndim == 1:
+        out, w = out[:, 0], w[:, 0] if return_weights else w
     return (out, w.to(scores.dtype)) if return_weights else out
 
 
@@ -184,16 +189,16 @@ def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | 
     for name, tensor in (("scores", scores), ("values", values)):
         if not tensor.is_floating_point():
             raise ValueError(f"{name}: got {tensor.dtype}, wanted a floating-point type")
-    if scores.shape != (segments.num_entries,):
-        raise ValueError(f"scores: got shape {tuple(scores.shape)}, wanted ({segments.num_entries},)")
-    if values.ndim != 2 or len(values) != segments.num_values or not values.shape[1]:
-        raise ValueError(
-            f"values: got shape {tuple(values.shape)}, wanted ({segments.num_values}, d) with d at least 1"
-        )
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != scores.shape):
-        raise ValueError(
-            f"mask: got {mask.dtype} {tuple(mask.shape)}, wanted torch.bool {tuple(scores.shape)}"
-        )
+    entries, heads = segments.num_entries, scores.shape[1:]
+    if scores.ndim not in (1, 2) or len(scores) != entries or not all(heads):
+        raise ValueError(f"scores: got shape {tuple(scores.shape)}, wanted ({entries},) or ({entries}, H)")
+    if values.shape[:-1] != (segments.num_values, *heads) or not values.shape[-1]:
+        wanted = ", ".join(map(str, (segments.num_values, *heads)))
+        raise ValueError(f"values: got shape {tuple(values.shape)}, wanted ({wanted}, d) with d at least 1")
+    if max(entries, segments.num_values, segments.num_segments) * heads.numel() >= 2**31:
+        raise ValueError(f"scores: got {heads[0]} heads, too many: entries times heads are 2^31 or more")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != (entries,)):
+        raise ValueError(f"mask: got {mask.dtype} {tuple(mask.shape)}, wanted torch.bool ({entries},)")
     for name, device in (
         ("scores", scores.device),
         ("segments", segments.device),
@@ -202,11 +207,6 @@ def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | 
         if device != values.device:
             raise ValueError(f"{name}: got device {device}, wanted the values', {values.device}")
     return without_transforms(_runnable(backend, values.device.type), backend, scores, values)
-
-
-def _on(values: Tensor) -> AbstractContextManager[Any]:
-    """Make a GPU's tensors' device the current one, on which Triton launches."""
-    return torch.cuda.device(values.device) if values.is_cuda else nullcontext()
 
 
 def _kernels(backend: str) -> Any:
@@ -225,10 +225,11 @@ def _aggregate(
 ) -> list[Tensor]:
     order = SegmentPlan(*plan)
     if len(s):
-        with _on(values):
+        with launching(values.device):
             out, lse = _kernels(backend).forward(s, values, order, num_segments)
     else:
-        out, lse = s.new_zeros(num_segments, values.shape[1]), s.new_full((num_segments,), torch.inf)
+        out = s.new_zeros(num_segments, *values.shape[1:])
+        lse = s.new_full((num_segments, s.shape[1]), torch.inf)
     w = (s - lse.index_select(0, order.segment)).exp() if with_weights else s.new_empty(0)
     return [out, lse, w]
 
@@ -238,7 +239,7 @@ def _(
     s: Tensor, values: Tensor, plan: list[Tensor], num_segments: int, with_weights: bool, backend: str
 ) -> list[Tensor]:
     w = torch.empty_like(s) if with_weights else s.new_empty(0)
-    return [s.new_empty(num_segments, values.shape[1]), s.new_empty(num_segments), w]
+    return [s.new_empty(num_segments, *values.shape[1:]), s.new_empty(num_segments, s.shape[1]), w]
 
 
 @torch.library.custom_op("lightcake_fast::segment_softmax_aggregate_backward", mutates_args=())
@@ -255,13 +256,13 @@ def _aggregate_backward(
     if not len(s):
         return [torch.zeros_like(s), torch.zeros_like(values)]
     kernels, order = _kernels(backend), SegmentPlan(*plan)
-    with _on(values):
+    with launching(values.device):
         slope, grad_values, w = kernels.backward(g.to(values.dtype), s, values, out, lse, order)
         if c is not None:
             # what the weights' own gradient adds: its weighted mean is one more sum of the same kind
             itself = torch.arange(len(s), dtype=torch.int32, device=s.device)
-            mean, _ = kernels.forward(s, c[:, None].contiguous(), order._replace(index=itself), len(lse))
-            slope += w * (c - mean[:, 0].index_select(0, order.segment))
+            mean, _ = kernels.forward(s, c[..., None].contiguous(), order._replace(index=itself), len(lse))
+            slope += w * (c - mean[..., 0].index_select(0, order.segment))
     return [slope, grad_values]
 
 

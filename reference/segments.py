@@ -1,5 +1,6 @@
 """Softmax over segments and the weighted sum of gathered rows, in plain PyTorch."""
 
+import torch
 from torch import Tensor
 
 from lightcake_fast.reference.layer import segment_softmax
@@ -11,16 +12,17 @@ def segment_softmax_aggregate(
     """``out[m] = sum of w_e values[index_e]`` over the e of segment m, w their softmax.
 
     Args:
-        scores: shape (E,), any float dtype.
-        values: shape (N, d), same dtype.
+        scores: shape (E, H), any float dtype.
+        values: shape (N, H, d), same dtype.
         segment: int64 (E,), below ``num_segments``.
         index: int64 (E,), below N.
         num_segments: M.
         mask: bool (E,), True leaves an entry out; or None.
 
     Returns:
-        The sums (M, d), zero where nothing is left, and the weights (E,).
+        The sums (M, H, d), zero where nothing is left, and the weights (E, H).
     """
-    w = segment_softmax(scores, segment, num_segments, mask)
-    out = values.new_zeros(num_segments, values.shape[1])
-    return out.index_add(0, segment, w[:, None] * values.index_select(0, index)), w
+    columns = [segment_softmax(head, segment, num_segments, mask) for head in scores.unbind(1)]
+    w = torch.stack(columns, 1)
+    out = values.new_zeros(num_segments, *values.shape[1:])
+    return out.index_add(0, segment, w[..., None] * values.index_select(0, index)), w

@@ -161,8 +161,8 @@ def test_op_is_registered_rightly(backend: str, with_weights: bool) -> None:
     torch.library.opcheck(
         torch.ops.lightcake_fast.segment_softmax_aggregate.default,
         (
-            scores.requires_grad_(),
-            values.requires_grad_(),
+            scores[:, None].requires_grad_(),
+            values[:, None].requires_grad_(),
             list(segments.plan),
             segments.num_segments,
             with_weights,
@@ -218,15 +218,15 @@ def test_equals_softmax_and_scatter_of_pyg(backend: str, peer: Callable[[str], A
 
 def test_reference_by_hand() -> None:
     sums, weights = reference.segment_softmax_aggregate(
-        torch.tensor([0.0, 0.0, 5.0]),
-        torch.tensor([[1.0], [3.0]]),
+        torch.tensor([[0.0], [0.0], [5.0]]),
+        torch.tensor([[[1.0]], [[3.0]]]),
         torch.tensor([1, 1, 1]),
         torch.tensor([0, 1, 1]),
         2,
         torch.tensor([False, False, True]),
     )
-    assert weights.tolist() == [0.5, 0.5, 0.0]
-    assert sums.tolist() == [[0.0], [2.0]]
+    assert weights.tolist() == [[0.5], [0.5], [0.0]]
+    assert sums.tolist() == [[[0.0]], [[2.0]]]
 
 
 @pytest.mark.parametrize(
@@ -295,3 +295,72 @@ def test_segments_of_an_edge_index() -> None:
 def test_wrong_edge_indices_are_refused(edges: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Segments.from_edge_index(edges, 5)
+
+
+def with_heads(
+    heads: int, width: int, dtype: torch.dtype, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Segments, Tensor]:
+    """`example` of a few segments, two of them cut, with several heads."""
+    _, _, segments, mask = example(width, dtype, device, (0, 1, 66, 5, 0, 65))
+    random = torch.Generator().manual_seed(heads)
+    scores = torch.randn(segments.num_entries, heads, generator=random, dtype=torch.float64) * 3
+    values = torch.randn(ROWS, heads, width, generator=random, dtype=torch.float64)
+    return scores.to(device, dtype), values.to(device, dtype), segments, mask
+
+
+@pytest.mark.parametrize(
+    ("backend", "heads", "width", "dtype"),
+    [
+        ("numba", 3, 32, torch.float32),
+        ("numba", 2, 5, torch.float64),
+        ("numba", 1, 5, torch.float32),
+        ("triton", 3, 8, torch.float32),
+        pytest.param("triton", 2, 5, torch.float64, marks=pytest.mark.full),
+        pytest.param("triton", 4, 64, torch.float32, marks=pytest.mark.full),
+    ],
+)
+def test_heads_equal_the_reference(backend: str, heads: int, width: int, dtype: torch.dtype) -> None:
+    scores, values, segments, mask = with_heads(heads, width, dtype, DEVICES[backend])
+    expected = results(scores.double(), values.double(), segments, mask, "reference")
+    for name, actual in results(scores, values, segments, mask, backend).items():
+        assert actual.dtype == dtype
+        assert_close(actual, expected[name], name=name)
+
+
+def test_each_head_is_as_if_alone() -> None:
+    scores, values, segments, mask = with_heads(3, 5, torch.float64)
+    sums, weights = segment_softmax_aggregate(
+        scores, values, segments, mask, return_weights=True, backend="reference"
+    )
+    for head in range(3):
+        alone = segment_softmax_aggregate(
+            scores[:, head], values[:, head], segments, mask, return_weights=True, backend="reference"
+        )
+        assert_bitwise_equal(sums[:, head], alone[0])
+        assert_bitwise_equal(weights[:, head], alone[1])
+
+
+@pytest.mark.parametrize("backend", ["numba", pytest.param("triton", marks=pytest.mark.full)])
+def test_gradients_of_heads_by_differences(backend: str) -> None:
+    _, _, segments, _ = example(2, torch.float64, DEVICES[backend], (0, 1, 4))
+    random = torch.Generator().manual_seed(2)
+    scores = torch.randn(5, 2, generator=random, dtype=torch.float64).to(segments.device)
+    values = torch.randn(ROWS, 2, 2, generator=random, dtype=torch.float64).to(segments.device)
+
+    def op(s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return segment_softmax_aggregate(s, v, segments, return_weights=True, backend=backend)
+
+    assert torch.autograd.gradcheck(op, (scores.requires_grad_(), values.requires_grad_()), fast_mode=True)
+
+
+def test_wrong_heads_are_refused() -> None:
+    scores, values, segments, _ = with_heads(2, 4, torch.float32)
+    entries = segments.num_entries
+    for arguments, message in (
+        ((scores, values[:, 0], segments), r"values: got shape \(40, 4\), wanted \(40, 2, d\)"),
+        ((scores[:, 0], values, segments), r"values: got shape \(40, 2, 4\), wanted \(40, d\)"),
+        ((scores[:, :0], values[:, :0], segments), rf"wanted \({entries},\) or \({entries}, H\)"),
+        ((scores, values[..., :0], segments), "with d at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            segment_softmax_aggregate(*arguments)
