@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lightcake_fast.data import KnowledgeGraph, load_dataset
     from lightcake_fast.graph import ContextGraph
     from lightcake_fast.inference import TrainedModel, load
-    from lightcake_fast.models import LightCAKE
+    from lightcake_fast.models import LightCAKE, LightCAKEConv
     from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
     from lightcake_fast.scores import Score, register_score
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
@@ -32,6 +32,7 @@ _PUBLIC = {
     "ContextGraph": "lightcake_fast.graph",
     "KnowledgeGraph": "lightcake_fast.data",
     "LightCAKE": "lightcake_fast.models",
+    "LightCAKEConv": "lightcake_fast.models",
     "Score": "lightcake_fast.scores",
     "Segments": "lightcake_fast.segments",
     "TrainedModel": "lightcake_fast.inference",
@@ -48,6 +49,7 @@ __all__ = [
     "ContextGraph",
     "KnowledgeGraph",
     "LightCAKE",
+    "LightCAKEConv",
     "Score",
     "Segments",
     "TrainedModel",

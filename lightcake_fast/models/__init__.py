@@ -2,6 +2,7 @@
 
 from lightcake_fast.models.a2n import A2N
 from lightcake_fast.models.base import RelationModel
+from lightcake_fast.models.conv import LightCAKEConv
 from lightcake_fast.models.lightcake import LightCAKE
 from lightcake_fast.models.plain import PlainModel
 from lightcake_fast.models.projected import TransH, TransR
@@ -17,6 +18,7 @@ __all__ = [
     "RGCN",
     "SHARED_ARGUMENTS",
     "LightCAKE",
+    "LightCAKEConv",
     "ModelSpec",
     "PlainModel",
     "RGCNLayer",

@@ -38,7 +38,7 @@ class LightCAKE(RelationModel):
         profile: as in ``RelationModel``; "both" needs a layer.
         links: as in ``RelationModel``.
         mixing: a layer adds its context sums times a matrix that it learns, for entities and for
-            relations, each at first the identity.
+            relations, each at first the identity; needs a layer.
         inverses: as in ``RelationModel``, without layers; with layers inverses always have rows.
         generator: source of the initial values.
         dtype: floating-point type of the parameters.
@@ -79,6 +79,8 @@ class LightCAKE(RelationModel):
         if dim % columns:
             raise InputError(f"dim: got {dim}, wanted a multiple of {columns} for score {score!r}")
         check_choice("context", context, CONTEXTS)
+        if mixing and not layers:
+            raise InputError("mixing: got True with layers=0, wanted at least one layer, whose sums it mixes")
         super().__init__(
             num_entities,
             num_relations,
@@ -100,8 +102,7 @@ class LightCAKE(RelationModel):
         identity = torch.eye(dim, dtype=dtype, device=self.entities.device)
 
         def matrices(other: str) -> nn.Parameter | None:
-            wanted = mixing and layers and context != other
-            return nn.Parameter(identity.repeat(layers, 1, 1)) if wanted else None
+            return nn.Parameter(identity.repeat(layers, 1, 1)) if mixing and context != other else None
 
         self.entity_mixing, self.relation_mixing = matrices("relation"), matrices("entity")
 
