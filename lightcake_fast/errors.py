@@ -40,6 +40,13 @@ def memory_wanted(error: BaseException) -> str | None:
     return f"wanted {asked[1]} {asked[2]} at once"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 triple", "2,000 entities"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number:,} {noun[:-1]}ies" if noun.endswith("y") else f"{number:,} {noun}s"
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """The end of a message about a word that is none of those known: the nearest, if one is near."""
     return "".join(f" (did you mean {near}?)" for near in difflib.get_close_matches(word, known, 1))

@@ -1,5 +1,6 @@
 """A graph's context: the triples, their inverses and the order in which the layer walks them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lightcake_fast.errors import counted
 from lightcake_fast.kernels.plan import GpuPlan, Plan, build_gpu_plan, build_plan
 
 
@@ -30,21 +32,25 @@ class ContextGraph:
 
     @classmethod
     def from_triples(
-        cls, triples: Tensor | npt.NDArray[np.int64], num_entities: int, num_relations: int
+        cls,
+        triples: Tensor | npt.NDArray[np.int64] | Sequence[Sequence[int]],
+        num_entities: int,
+        num_relations: int,
     ) -> "ContextGraph":
         """Check the triples and keep a copy; what a back end needs of them is made when it first runs.
 
         Args:
-            triples: int64 of shape (T, 3): (head, relation, tail), duplicates allowed; the graph lies on
-                the device of the tensor given, with an array on the CPU.
+            triples: int64 of shape (T, 3), or rows of whole numbers: (head, relation, tail), duplicates
+                allowed; the graph lies on the device of the tensor given, with others on the CPU.
             num_entities: N, above every head and tail.
             num_relations: R, above every relation.
 
         Raises:
+            TypeError: if the triples are neither a tensor nor rows of numbers.
             ValueError: if the shape or type is wrong, an id is out of range, T is 2^30 - 64 or more, or N or
                 2R is 2^31 or more.
         """
-        given = triples if isinstance(triples, Tensor) else torch.from_numpy(triples)
+        given = triples if isinstance(triples, Tensor) else _as_tensor(triples)
         if given.dtype != torch.int64 or given.ndim != 2 or given.shape[1] != 3:
             raise ValueError(f"triples: got {given.dtype} {tuple(given.shape)}, wanted torch.int64 (T, 3)")
         if len(given) >= 2**30 - 64:  # kernels number 2T places in int32, and count on a little past the last
@@ -64,8 +70,8 @@ class ContextGraph:
     def __repr__(self) -> str:
         """One line."""
         return (
-            f"ContextGraph({self.num_triples:,} triples, {self.num_entities:,} entities, "
-            f"{self.num_relations:,} relations, on {self.device})"
+            f"ContextGraph({counted(self.num_triples, 'triple')}, {counted(self.num_entities, 'entity')}, "
+            f"{counted(self.num_relations, 'relation')}, on {self.device})"
         )
 
     @property
@@ -129,3 +135,15 @@ class ContextGraph:
             torch.cat([relation, relation + self.num_relations]),
             torch.cat([tail, head]),
         )
+
+
+def _as_tensor(triples: Any) -> Tensor:
+    """Triples that are no tensor yet."""
+    try:
+        return torch.from_numpy(np.asarray(triples))
+    except (TypeError, ValueError) as error:  # names, or rows of different lengths
+        kind = type(triples).__name__
+        raise TypeError(
+            f"triples: got a {kind} that is no table of numbers, wanted ids of shape (T, 3) (names: "
+            "KnowledgeGraph.from_triples)"
+        ) from error

@@ -30,7 +30,7 @@ _OF_A_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ENTRIES = 4  # of a column in the trial
 
 
-def register_score(name: str, score: Any) -> None:
+def register_score(name: str, score: Any, *, replace: bool = False) -> None:
     """Add a score function: ``context_layer``, ``LightCAKE`` and ``--score`` then know it by its name.
 
     It is tried on small float64 rows first; a block's gradients are compared with autograd's.
@@ -40,6 +40,8 @@ def register_score(name: str, score: Any) -> None:
             in a module.
         score: a ``Score`` in plain PyTorch, for the reference back end; or a block of plain functions as in
             ``lightcake_fast.kernels.scores``, for all back ends.
+        replace: let a ``Score`` take the name of an earlier one, as when a notebook's cell runs again. Blocks
+            keep their names for the whole process: kernels are compiled of them.
 
     Raises:
         InputError: the name is no name or is taken, or the score is not what it should be; the message says
@@ -49,8 +51,13 @@ def register_score(name: str, score: Any) -> None:
         raise InputError(f"name: got {name!r}, wanted letters, digits, '_', '-' and '.', or MODULE:NAME")
     if _BLOCKS.get(name, SCORES.get(name)) is score:
         return
-    if name in SCORES:
-        raise InputError(f"name: got {name!r}, which is taken; wanted none of {', '.join(SCORES)}")
+    if name in _BLOCKS:
+        taken = ", ".join(SCORES)
+        raise InputError(f"name: got {name!r}, which is taken and in the kernels: wanted none of {taken}")
+    if name in SCORES and not replace:
+        raise InputError(
+            f"name: got {name!r}, which is taken: wanted none of {', '.join(SCORES)}, or replace=True"
+        )
     try:
         if isinstance(score, Score):
             _try_score(score)

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from lightcake_fast.data.names import FIELDS
 from lightcake_fast.data.table import Table
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import InputError, counted
 
 _ROWS = 1 << 16
 _STATEMENT = re.compile(
@@ -75,9 +75,9 @@ class NTriples(Table):
 
     def notes(self) -> list[str]:
         """What was left out, in words."""
-        return [f"{self.path.name}: {self.literals:,} triples with a literal are left out"] * bool(
-            self.literals
-        )
+        are = "is" if self.literals == 1 else "are"
+        left_out = f"{counted(self.literals, 'triple')} with a literal {are} left out"
+        return [f"{self.path.name}: {left_out}"] * bool(self.literals)
 
 
 def _name(node: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightcake_fast.data.splitting import SHARES
-from lightcake_fast.errors import DataWarning, InputError
+from lightcake_fast.errors import DataWarning, InputError, counted
 
 SPLITS = ("train", "valid", "test")
 
@@ -94,7 +94,7 @@ class KnowledgeGraph:
 
     def __repr__(self) -> str:
         """One line."""
-        sizes = [f"{self.num_entities:,} entities", f"{self.num_relations:,} relations"]
+        sizes = [counted(self.num_entities, "entity"), counted(self.num_relations, "relation")]
         sizes += [f"{len(self.split(split)):,} {split}" for split in SPLITS]
         return f"KnowledgeGraph({self.name!r}, {', '.join(sizes)} triples)"
 

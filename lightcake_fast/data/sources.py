@@ -154,7 +154,9 @@ def _parquet(path: Path) -> Rows:
 
         frame = pandas.read_parquet(path)
     except ImportError as error:
-        raise InputError(f"{path}: Parquet is read by pandas and pyarrow ({error})") from error
+        raise InputError(
+            f"{path}: Parquet is read by pandas and pyarrow: pip install pandas pyarrow"
+        ) from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
     return _frame(frame, str(path))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import InputError, counted
 
 Triples = NDArray[Any]
 SHARES = (0.8, 0.1, 0.1)  # of train, valid and test, where nobody asks for others
@@ -51,8 +51,8 @@ def split_triples(
     held = np.array(_held_out(triples, order, num_entities, num_relations, sum(asked)), np.int64)
     if len(held) < 2:
         raise InputError(
-            f"split: got {len(triples)} triples of {num_relations} relations, which leave none to hold out "
-            "for valid and for test"
+            f"split: got {counted(len(triples), 'triple')} of {counted(num_relations, 'relation')}: none is "
+            "left to hold out for valid and for test, wanted more"
         )
     held = held[np.argsort(random.random(len(held)), kind="stable")]
     valid, test = np.split(held, [min(max(round(len(held) * asked[0] / sum(asked)), 1), len(held) - 1)])
@@ -62,12 +62,14 @@ def split_triples(
     notes = []
     if len(held) < sum(asked):
         notes.append(
-            f"split: {len(held):,} triples are held out, not {sum(asked):,}: "
+            f"split: {counted(len(held), 'triple')} held out, not {sum(asked):,}: "
             "every relation keeps one in training"
         )
     used, trained = (np.unique(rows[:, ::2]) for rows in (triples, splits[0]))
     if len(trained) < len(used):
-        notes.append(f"split: {len(used) - len(trained):,} entities have no training triple")
+        lost = len(used) - len(trained)
+        have = "has" if lost == 1 else "have"
+        notes.append(f"split: {counted(lost, 'entity')} {have} no training triple")
     return splits, notes
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightcake_fast.inference.fonts import families_for, no_warnings
 from lightcake_fast.reproduce.paper import Scores
 from lightcake_fast.reproduce.runs import Outcome
 
@@ -97,7 +98,15 @@ def draw(table: Table, path: Path) -> None:
         table: With `curves`.
         path: The file.
     """
-    from matplotlib.figure import Figure
+    from matplotlib import rc_context
+
+    families, _ = families_for([table.title, *table.axes, *table.curves])
+    with rc_context({"font.family": families, "text.parse_math": False}), no_warnings():
+        _drawn(table).savefig(path, dpi=150)
+
+
+def _drawn(table: Table) -> Any:
+    from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes: Any = figure.subplots()
@@ -109,7 +118,7 @@ def draw(table: Table, path: Path) -> None:
     axes.set_ylabel(table.axes[1])
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", frameon=False)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _line(cells: Sequence[str]) -> str:

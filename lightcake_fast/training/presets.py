@@ -216,8 +216,11 @@ def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> Training
         if models and given.model not in models and getattr(given, name) != getattr(untouched, name):
             raise InputError(f"{name}: {given.model} has no such setting, only {', '.join(models)} have")
     settings = {**settings, **explicit}
-    if settings["profile"] == "both" and "profile" not in explicit and not settings["layers"]:
-        settings["profile"] = "score"  # without layers there is nothing that would carry it on
+    if not settings["layers"]:  # there is nothing that would carry a profile on, or whose sums are mixed
+        if settings["profile"] == "both" and "profile" not in explicit:
+            settings["profile"] = "score"
+        if "mixing" not in explicit:
+            settings["mixing"] = False
     config = TrainingConfig(**settings)
     if config.task == "entity":
         _check_entity(config)

@@ -11,6 +11,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.errors import counted
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import preset_title
@@ -50,12 +51,13 @@ class Reporter:
         """Show the training within a `with` block: `steps` steps an epoch, from `position` on."""
         self._epochs, self._steps = config.epochs, steps
         self._say(
-            f"{data.name}: {data.num_entities:,} entities, {data.num_relations:,} relations, "
-            f"{len(data.train):,} training triples"
+            f"{data.name}: {counted(data.num_entities, 'entity')}, "
+            f"{counted(data.num_relations, 'relation')}, {counted(len(data.train), 'training triple')}"
         )
         self._say(
             f"{config.title}, task {config.task}, layers {config.layers}, width {config.dim}, "
-            f"batches of {config.batch_size:,}, at most {config.epochs} epochs, {preset_title(config)}"
+            f"batches of {config.batch_size:,}, at most {counted(config.epochs, 'epoch')}, "
+            f"{preset_title(config)}"
         )
         if position.epoch or position.step:
             self._say(f"going on in {folder} after epoch {position.epoch}, step {position.step}")
@@ -110,8 +112,8 @@ class Reporter:
     def already_finished(self, position: Position) -> None:
         """Tell that there is nothing to go on with."""
         self._say(
-            f"this run is finished, after {position.epoch} epochs: nothing to do (more --epochs or "
-            "--patience would go on)"
+            f"this run is finished, after {counted(position.epoch, 'epoch')}: nothing to do (more --epochs "
+            "or --patience would go on)"
         )
 
     def results(self, results: Mapping[str, Any], folder: Path | None) -> None:
@@ -127,7 +129,8 @@ class Reporter:
         self._console.print_table(title, metrics_table(results["test"]))
         self._say(
             f"filtered {results['task']} prediction, {results['ties']} ties; "
-            f"{results['parameters']:,} parameters, {results['epochs']} epochs, {results['seconds']:.0f} s"
+            f"{results['parameters']:,} parameters, {counted(results['epochs'], 'epoch')}, "
+            f"{results['seconds']:.0f} s"
         )
         if folder is None:
             return

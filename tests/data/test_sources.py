@@ -147,7 +147,7 @@ def test_parquet(tmp_path: Path, expected: KnowledgeGraph, monkeypatch: pytest.M
         raise ImportError("pyarrow or fastparquet is required")
 
     monkeypatch.setattr(pandas, "read_parquet", lacking)
-    with pytest.raises(InputError, match=r"x\.parquet: Parquet is read by pandas and pyarrow \(pyarrow or"):
+    with pytest.raises(InputError, match=r"x\.parquet: Parquet is read by pandas and pyarrow: pip inst"):
         KnowledgeGraph.from_triples(tmp_path / "x.parquet", VALID, TEST)
 
 
@@ -256,7 +256,7 @@ def test_a_split_keeps_what_it_can(rows: list[tuple[int, int, int]], seed: int) 
     triples = np.array(rows)
     relations = np.unique(triples[:, 1])
     if len(rows) - len(relations) < 2:
-        with pytest.raises(InputError, match="leave none to hold out"):
+        with pytest.raises(InputError, match="none is left to hold out"):
             split_triples(triples, 10, 4, (0.5, 0.25, 0.25), seed)
         return
     splits, notes = split_triples(triples, 10, 4, (0.5, 0.25, 0.25), seed)
@@ -273,7 +273,8 @@ def test_a_split_keeps_what_it_can(rows: list[tuple[int, int, int]], seed: int) 
     assert held == min(asked, len(rows) - len(relations))
     assert any("held out, not" in note for note in notes) == (held < asked)
     lost = len(np.unique(triples[:, ::2])) - len(np.unique(splits[0][:, ::2]))
-    assert any(note == f"split: {lost:,} entities have no training triple" for note in notes) == (lost > 0)
+    told = "1 entity has" if lost == 1 else f"{lost:,} entities have"
+    assert any(note == f"split: {told} no training triple" for note in notes) == (lost > 0)
 
 
 def test_a_split_loses_nobody_where_it_need_not() -> None:
@@ -287,6 +288,11 @@ def test_a_split_loses_nobody_where_it_need_not() -> None:
     star = [("hub", f"r{n % 2}", f"leaf{n}") for n in range(50)]
     with pytest.warns(DataWarning, match="split: 10 entities have no training triple"):
         KnowledgeGraph.from_triples(star)
+
+
+def test_one_triple_cannot_be_split() -> None:
+    with pytest.raises(InputError, match=r"^split: got 1 triple of 1 relation: none is left to hold out"):
+        KnowledgeGraph.from_triples([("a", "r", "b")])
 
 
 @pytest.mark.parametrize("split", [(0.8, 0.2), (0.8, 0.1, 0.2), (1, 0, 0), ".8,.1", "a,b,c", 3, None])

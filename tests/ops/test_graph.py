@@ -246,6 +246,11 @@ def test_plans_are_made_when_first_needed(monkeypatch: pytest.MonkeyPatch) -> No
     assert [build.call_count for build in builds] == [1, 0]
 
 
+def test_one_of_a_kind_is_told_as_one() -> None:
+    graph = ContextGraph.from_triples([[0, 0, 0]], 1, 1)
+    assert repr(graph) == "ContextGraph(1 triple, 1 entity, 1 relation, on cpu)"
+
+
 def test_repr_is_a_line() -> None:
     graph = ContextGraph.from_triples(torch.zeros(1500, 3, dtype=torch.int64), 4000, 2)
     assert repr(graph) == "ContextGraph(1,500 triples, 4,000 entities, 2 relations, on cpu)"
@@ -270,6 +275,18 @@ def test_repr_is_a_line() -> None:
 def test_wrong_triples_are_refused(triples: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ContextGraph.from_triples(triples, 5, 2)
+
+
+@pytest.mark.parametrize("triples", [[["a", "b", "c"]], [[0, 0, 1], [0]], object()])
+def test_what_is_no_table_of_ids_is_told(triples: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^triples: got .*wanted .*\(T, 3\)"):
+        ContextGraph.from_triples(triples, 2, 1)
+
+
+def test_lists_are_taken() -> None:
+    rows = [[0, 0, 1], (1, 0, 0)]
+    graph = ContextGraph.from_triples(rows, 2, 1)
+    assert graph.triples.tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
 @pytest.mark.parametrize("sizes", [(2**31, 1), (1, 2**30)])

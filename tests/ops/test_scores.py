@@ -78,10 +78,22 @@ def test_the_public_names_are_there() -> None:
 def test_the_same_again_is_no_error_and_another_is() -> None:
     register_score("crossed", Crossed)
     register_score("crossed", Crossed)
-    with pytest.raises(InputError, match=r"^name: got 'crossed', which is taken; wanted none of distmult, "):
-        register_score("crossed", BLOCKS["complex"])
-    with pytest.raises(InputError, match="got 'distmult', which is taken"):
+    message = r"^name: got '\w+', which is taken and in the kernels: wanted none of distmult, "
+    with pytest.raises(InputError, match=message):
+        register_score("crossed", BLOCKS["complex"], replace=True)
+    with pytest.raises(InputError, match=message):
         register_score("distmult", SCORES["transe"])
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_plain_score_can_be_replaced() -> None:
+    first, second = SCORES["transe"], SCORES["complex"]
+    register_score("mine", first)
+    with pytest.raises(InputError, match=r"^name: got 'mine', which is taken: .*, or replace=True$"):
+        register_score("mine", second)
+    assert SCORES["mine"] is first
+    register_score("mine", second, replace=True)
+    assert SCORES["mine"] is second
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", "a:b:c", ":x", "x:", "1st"])

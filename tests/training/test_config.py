@@ -75,6 +75,14 @@ def test_without_layers_the_presets_profile_is_that_of_the_score() -> None:
     assert resolve({"dataset": "wn18rr", "layers": 0, "profile": "both"}).profile == "both"  # refused later
 
 
+def test_without_layers_nothing_is_mixed() -> None:
+    assert resolve({"dataset": "wn18rr"}).mixing
+    assert not resolve({"dataset": "wn18rr", "layers": 0}).mixing
+    config = resolve({"dataset": "wn18rr", "layers": 0, "mixing": True})
+    with pytest.raises(InputError, match="mixing: got True with layers=0, wanted at least one layer"):
+        build_model(config, 5, 2)
+
+
 def test_presets_name_exactly_the_fields_without_default() -> None:
     needed = {field.name for field, _, _ in fields() if field.default is dataclasses.MISSING}
     assert {frozenset(settings) for settings in (PAPER, OWN_DATA, *BEST.values())} == {frozenset(needed)}
