@@ -1,28 +1,23 @@
 """Refined embeddings for other programs: `python -m lightcake_fast.export RUN --to FILE.safetensors`."""
 
-import json
+import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-from torch import Tensor
-
 from lightcake_fast import cli
-from lightcake_fast.data import id_map
-from lightcake_fast.errors import InputError
-from lightcake_fast.files import TEMPORARY, replace_tensors
-from lightcake_fast.inference.answers import Embeddings
+from lightcake_fast.errors import InputError, counted
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
+from lightcake_fast.inference.result import History
+from lightcake_fast.inference.writing import SUFFIX, check_target, write_embeddings
 from lightcake_fast.process import prepare_process
 
-SUFFIX = ".safetensors"
-DESCRIPTION = "Write the refined embeddings of a trained model, with the names of their rows."
+DESCRIPTION = "Write the refined embeddings of a trained model, with the names of their rows; or its epochs."
 EPILOG = """\
 examples:
   python -m lightcake_fast.export runs/family --to family.safetensors    one file, names in its header
   python -m lightcake_fast.export runs/family --to family                a folder of .npy and .tsv files
+  python -m lightcake_fast.export runs/family --history family.csv       loss and metrics, a line an epoch
 
 Row i of `entities` is entity i, row r of `relations` is relation r and, in a model with context, row R + r
 its inverse. docs/getting-started.md shows how to read both forms.
@@ -35,11 +30,11 @@ def make_parser() -> cli.ArgumentParser:
     add_run_arguments(parser)
     parser.add_argument(
         "--to",
-        required=True,
         metavar="PATH",
         type=Path,
         help=f"a new file, NAME{SUFFIX}, or a new folder",
     )
+    parser.add_argument("--history", metavar="FILE", type=Path, help="a new .csv file for the epochs")
     return parser
 
 
@@ -50,40 +45,22 @@ def main(argv: Sequence[str]) -> None:
         InputError: The run folder is wrong, or there is something where the export shall go.
     """
     options = make_parser().parse_args(argv)
-    target = options.to.expanduser()
-    if target.exists():
-        raise InputError(f"{target}: exists, wanted a new file or folder")
+    if options.to is None and options.history is None:
+        raise InputError("got neither --to nor --history, wanted one of them")
+    if options.history is not None:
+        history, file = History.read(options.run), check_target(options.history)
+        history.to_csv(file)
+        print(f"{file}: {counted(len(history), 'epoch')}")
+    if options.to is not None:
+        _export(options)
+
+
+def _export(options: argparse.Namespace) -> None:
+    target = check_target(options.to)
     embeddings = open_run(options.run, options).embeddings()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.suffix == SUFFIX:
-        _write_file(embeddings, target)
-    else:
-        _write_folder(embeddings, target)
+    write_embeddings(embeddings, target)
     rows = f"{len(embeddings.entities):,} entities and {len(embeddings.relations):,} relation rows"
     print(f"{target}: {rows} of width {embeddings.entities.shape[1]}")
-
-
-def _tensors(embeddings: Embeddings) -> dict[str, Tensor]:
-    tables = {name: getattr(embeddings, name) for name in ("entities", "relations", "seen")}
-    return {name: tensor.contiguous() for name, tensor in {**tables, **embeddings.others}.items()}
-
-
-def _write_file(embeddings: Embeddings, target: Path) -> None:
-    names = {"entities": embeddings.entity_names, "relations": embeddings.relation_names}
-    header = {key: json.dumps(value, ensure_ascii=False) for key, value in names.items()}
-    replace_tensors(target, _tensors(embeddings), header)
-
-
-def _write_folder(embeddings: Embeddings, target: Path) -> None:
-    # the folder appears whole, or what there is of it goes
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=TEMPORARY, dir=target.parent) as place:
-        staging = Path(place) / target.name
-        staging.mkdir()
-        for name, tensor in _tensors(embeddings).items():
-            np.save(staging / f"{name}.npy", tensor.numpy(), allow_pickle=False)
-        for name, names in (("entities", embeddings.entity_names), ("relations", embeddings.relation_names)):
-            (staging / f"{name}.tsv").write_text(id_map(names), encoding="utf-8", newline="")
-        staging.rename(target)
 
 
 if __name__ == "__main__":

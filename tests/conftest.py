@@ -86,7 +86,8 @@ def peer() -> Callable[[str], Any]:
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
-            reason = f"needs {error.name}: pip install torch-geometric pykeen 'lightcake_fast[plots]'"
+            extras = "lightcake_fast[dev,mlflow,wandb]"
+            reason = f"needs {error.name}: pip install torch-geometric pykeen '{extras}'"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)

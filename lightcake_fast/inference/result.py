@@ -1,5 +1,7 @@
 """What a training gave: its metrics, its epochs and the trained model."""
 
+import csv
+import io
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -7,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import parse_json, replace_text
 from lightcake_fast.inference.answers import frame
 from lightcake_fast.inference.figure import check_matplotlib
 from lightcake_fast.inference.trained import TrainedModel, opened
 from lightcake_fast.metrics import Evaluation, RankMetrics
-from lightcake_fast.training.run_folder import RunFolder
+from lightcake_fast.trackers import flat
+from lightcake_fast.training.run_folder import METRICS, RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,10 +25,36 @@ if TYPE_CHECKING:
 class History(list[dict[str, Any]]):
     """The record of each epoch, as in `metrics.jsonl`."""
 
+    @classmethod
+    def read(cls, run: str | Path) -> "History":
+        """The epochs so far of a run folder, finished or under way.
+
+        Raises:
+            InputError: It is no run folder, or the file is damaged.
+        """
+        file = RunFolder.open(Path(run).expanduser()).path / METRICS
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+            return cls(parse_json(line) for line in lines)
+        except ValueError as error:
+            raise InputError(f"{file}: damaged: {error}") from error
+
     def to_pandas(self) -> "DataFrame":
         """A row for each epoch: epoch, loss, valid_all_mrr and so on, seconds, triples_per_second."""
-        rows = [dict(_flat(record)) for record in self]
+        rows = self._rows()
         return frame(rows[0] if rows else (), (row.values() for row in rows))
+
+    def to_csv(self, path: str | Path) -> None:
+        """Write the same as comma-separated values; an empty cell is a figure that there is not."""
+        text = io.StringIO()
+        rows = self._rows()
+        writer = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        replace_text(Path(path).expanduser(), text.getvalue())
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [dict(flat(record, "_")) for record in self]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,11 +128,3 @@ class TrainingResult:
             axes.grid(alpha=0.3)
         axes.legend()
         return figure
-
-
-def _flat(record: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The values of nested dicts, each under its keys with _ between them."""
-    found: list[tuple[str, Any]] = []
-    for key, value in record.items():
-        found += _flat(value, f"{prefix}{key}_") if isinstance(value, dict) else [(prefix + key, value)]
-    return found

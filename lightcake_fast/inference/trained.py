@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import InputError, counted
 from lightcake_fast.inference.answers import (
     Candidate,
     Embeddings,
@@ -28,6 +28,7 @@ from lightcake_fast.inference.answers import (
 from lightcake_fast.inference.entities import EntityRanking, Question, probabilities_of
 from lightcake_fast.inference.explanation import Case, Explainer
 from lightcake_fast.inference.pairs import name_rows
+from lightcake_fast.inference.writing import check_target, write_embeddings
 from lightcake_fast.metrics import (
     Evaluation,
     KnownRelations,
@@ -69,7 +70,7 @@ class TrainedModel:
         data = self.data
         return (
             f"TrainedModel({self.config.title} of width {self.config.dim} on {data.name}: "
-            f"{data.num_entities:,} entities, {data.num_relations:,} relations)"
+            f"{counted(data.num_entities, 'entity')}, {counted(data.num_relations, 'relation')})"
         )
 
     def predict(self, pairs: Iterable[Sequence[str]], top: int = 5) -> Predictions:
@@ -214,6 +215,22 @@ class TrainedModel:
             self.data.entities,
             self.data.relations,
         )
+
+    def export(self, path: str | Path) -> Path:
+        """Write the refined tables with their names, as `python -m lightcake_fast.export` does.
+
+        Args:
+            path: A new file, NAME.safetensors, or a new folder of `.npy` and `.tsv` files.
+
+        Returns:
+            Where they lie.
+
+        Raises:
+            InputError: There is something already.
+        """
+        target = check_target(path)
+        write_embeddings(self.embeddings(), target)
+        return target
 
     def ranks(self, split: str = "test", ties: str | None = None) -> Tensor:
         """The filtered rank of each triple's relation, float64 `(T,)` (see `relation_ranks`).

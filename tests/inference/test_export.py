@@ -10,6 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from lightcake_fast import cli, export, load
+from lightcake_fast.errors import InputError
 from tests.support.trained_runs import PAIR, train_run
 
 
@@ -57,6 +58,12 @@ def test_what_is_written_scores_as_the_model(
         expected = (exponents / exponents.sum())[names["relations"].index(candidate.relation)]
         assert candidate.probability == pytest.approx(expected, rel=1e-4)
     assert [path.name for path in target.parent.iterdir()] == [target.name]
+    again, _ = read(trained.export(tmp_path / "python" / target.name))
+    assert again.keys() == tensors.keys()
+    for key, value in tensors.items():
+        assert np.array_equal(again[key], value)
+    with pytest.raises(InputError, match="exists, wanted a new file or folder"):
+        trained.export(target)
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])

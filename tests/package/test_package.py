@@ -33,6 +33,7 @@ LAYERS = {
     "lightcake_fast.terminal": 0,
     "lightcake_fast.kernels": 0,
     "lightcake_fast.reference": 0,
+    "lightcake_fast.launching": 1,
     "lightcake_fast.scores": 1,
     "lightcake_fast.ops": 1,
     "lightcake_fast.segments": 1,
@@ -40,6 +41,7 @@ LAYERS = {
     "lightcake_fast.data": 2,
     "lightcake_fast.metrics": 2,
     "lightcake_fast.models": 2,
+    "lightcake_fast.trackers": 3,
     "lightcake_fast.training": 3,
     "lightcake_fast.inference": 4,
     "lightcake_fast.cli": 5,
@@ -48,6 +50,7 @@ LAYERS = {
     "lightcake_fast.predict": 5,
     "lightcake_fast.evaluate": 5,
     "lightcake_fast.export": 5,
+    "lightcake_fast.search": 5,
     "lightcake_fast.reproduce": 5,
     "lightcake_fast.__main__": 5,
     "lightcake_fast": 6,  # offers the public names of all layers, each imported when first asked for
@@ -61,6 +64,7 @@ OPTIONAL = {
     "lightcake_fast.inference.fonts": {"matplotlib"},
     "lightcake_fast.inference.result": {"matplotlib"},
     "lightcake_fast.reproduce.tables": {"matplotlib"},
+    "lightcake_fast.search": {"optuna"},
 }
 
 
