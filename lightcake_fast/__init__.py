@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lightcake_fast.models import LightCAKE, LightCAKEConv
     from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
     from lightcake_fast.scores import Score, register_score
+    from lightcake_fast.search import search
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
     from lightcake_fast.train import train
 
@@ -41,6 +42,7 @@ _PUBLIC = {
     "load": "lightcake_fast.inference",
     "load_dataset": "lightcake_fast.data",
     "register_score": "lightcake_fast.scores",
+    "search": "lightcake_fast.search",
     "segment_softmax_aggregate": "lightcake_fast.segments",
     "train": "lightcake_fast.train",
     "tune_context_layer": "lightcake_fast.ops",
@@ -60,6 +62,7 @@ __all__ = [
     "load_dataset",
     "prepare_process",
     "register_score",
+    "search",
     "segment_softmax_aggregate",
     "train",
     "tune_context_layer",

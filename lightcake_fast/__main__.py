@@ -12,6 +12,7 @@ COMMANDS = {
     "predict": "predict the relation of a pair, and explain it",
     "evaluate": "metrics of a run, by relation or degree too",
     "export": "write refined embeddings for other programs",
+    "search": "search settings on the validation split",
     "reproduce": "make the paper's tables and figures anew",
 }
 

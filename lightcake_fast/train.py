@@ -14,7 +14,7 @@ from lightcake_fast.inference.result import TrainingResult
 from lightcake_fast.process import prepare_process
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console
-from lightcake_fast.training.config import add_flags, fields, resumed
+from lightcake_fast.training.config import TrainingConfig, add_flags, fields, resumed
 from lightcake_fast.training.experiment import check
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import Callback, train_to_end
@@ -58,8 +58,8 @@ def train(
             dict of `epoch`, `loss`, `valid` (metrics), `seconds` and `triples_per_second`. What one raises
             ends the training.
         settings: The flags of `python -m lightcake_fast.train`, by their names: `score="transe", epochs=30`.
-            Those not given take the preset's values. With `out` or `resume` there is a run folder, else
-            nothing stays on disk; `quiet` prints nothing at all.
+            Those not given take the preset's values; of `score="MODULE:NAME"` the code is run. With `out` or
+            `resume` there is a run folder, else nothing stays on disk; `quiet` prints nothing at all.
 
     Raises:
         InputError: A setting, the data or the run folder is wrong, or the training diverged.
@@ -70,6 +70,8 @@ def train(
     for name in settings:
         if name not in known:
             raise TypeError(f"train() has no setting {name!r}{did_you_mean(name, known)}")
+    if named_by_module(str(settings.get("score"))):
+        import_score(settings["score"])  # named by the caller: a run folder's is not imported
     callbacks = (callbacks,) if callable(callbacks) else callbacks
     explicit = {name: str(v) if isinstance(v, PurePath) else v for name, v in settings.items()}
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
@@ -91,6 +93,25 @@ def _train(
     kept: bool = True,
 ) -> TrainingResult:
     """Train what the settings `explicit` describe, in a run folder that is `kept` or not."""
+    config, data, run = prepared(data, explicit, kept=kept)
+    with run:
+        train_to_end(config, data, run, reporter, interrupt, tuple(callbacks))
+    return TrainingResult.of(run, data)
+
+
+def prepared(
+    data: Any, explicit: Mapping[str, Any], *, kept: bool = True
+) -> tuple[TrainingConfig, KnowledgeGraph, RunFolder]:
+    """What a training starts from: configuration, data set and run folder, new or to go on with.
+
+    Args:
+        data: See `train`.
+        explicit: The settings given.
+        kept: Whether the run folder stays.
+
+    Raises:
+        InputError: See `train`.
+    """
     at_hand = data if isinstance(data, KnowledgeGraph) else None
     if isinstance(data, str | Path):
         explicit = {**explicit, "dataset": str(data)}
@@ -113,9 +134,7 @@ def _train(
         config = resolve(explicit, len(data.train)).anchored()
         check(config, data)
         run = RunFolder.create(config, data.name, kept=kept)
-    with run:
-        train_to_end(config, data, run, reporter, interrupt, tuple(callbacks))
-    return TrainingResult.of(run, data)
+    return config, data, run
 
 
 def make_parser() -> cli.ArgumentParser:

@@ -33,7 +33,9 @@ def train_to_end(
     reporter: Reporter,
     interrupt: Interrupt,
     callbacks: Sequence[Callback] = (),
-) -> None:
+    *,
+    test: bool = True,
+) -> float:
     """Train from where the run folder stands to the test metrics.
 
     Args:
@@ -43,6 +45,10 @@ def train_to_end(
         reporter: Shows the progress.
         interrupt: Asked between steps whether to save and leave.
         callbacks: Called with each epoch's record, once it is saved.
+        test: False leaves the test split alone: going on with the run later looks at it.
+
+    Returns:
+        The best validation MRR.
 
     Raises:
         InputError: The checkpoint does not fit, or the training diverged.
@@ -50,7 +56,7 @@ def train_to_end(
         SystemExit: A signal came, and the run is saved.
     """
     try:
-        _train(config, data, run, reporter, interrupt, callbacks)
+        return _train(config, data, run, reporter, interrupt, callbacks, test)
     except (MemoryError, RuntimeError) as error:
         wanted = memory_wanted(error)
         if wanted is None:
@@ -70,7 +76,8 @@ def _train(
     reporter: Reporter,
     interrupt: Interrupt,
     callbacks: Sequence[Callback],
-) -> None:
+    test: bool,
+) -> float:
     checkpoint = run.load_last(data.fingerprint)
     if checkpoint is not None and checkpoint[1].finished(config):
         results = run.read_results()
@@ -78,7 +85,7 @@ def _train(
             run.update(dataclasses.replace(run.config, dataset=config.dataset, data_dir=config.data_dir))
             reporter.already_finished(checkpoint[1])
             reporter.results(results, run.shown)
-            return
+            return checkpoint[1].best_mrr
     run.claim(data)
     run.update(config)
     trainer = Trainer(config, data, run, reporter, interrupt, callbacks)
@@ -87,7 +94,10 @@ def _train(
         run.read_metrics(epochs=0)
     else:
         trainer.restore(*checkpoint)
-    reporter.results(trainer.fit(), run.shown)
+    trainer.fit()
+    if test:
+        reporter.results(trainer.test(), run.shown)
+    return trainer.position.best_mrr
 
 
 class Trainer:
@@ -140,12 +150,8 @@ class Trainer:
             self._run.load_best(position.best_epoch, self._data.fingerprint)
         self._mark = time.monotonic()
 
-    def fit(self) -> dict[str, Any]:
-        """Train to the end and write the results.
-
-        Returns:
-            The content of `results.json`.
-        """
+    def fit(self) -> None:
+        """Train to the end."""
         self._run.drop_results()
         self._interrupt.defer()
         try:
@@ -158,7 +164,31 @@ class Trainer:
         except BrokenPipeError:  # whoever read the output has gone
             self._save_last()
             raise
-        return self._test()
+
+    def test(self) -> dict[str, Any]:
+        """Rank the test split with the weights of the best epoch, and write the results.
+
+        Returns:
+            The content of `results.json`.
+        """
+        position = self.position
+        best = self._run.load_best(position.best_epoch, self._data.fingerprint)
+        check_tensors(best, self.model.state_dict())
+        self.model.load_state_dict(best)
+        results = {
+            "dataset": self._data.name,
+            "model": self._config.title,
+            "task": self._config.task,
+            "ties": self._config.ties,
+            "parameters": self._experiment.parameters,
+            "epochs": position.epoch,
+            "best_epoch": position.best_epoch,
+            "valid": self._records[position.best_epoch - 1]["valid"],
+            "test": self.evaluate("test").to_dict(),
+            "seconds": position.total_seconds,
+        }
+        self._run.write_results(results)
+        return results
 
     def evaluate(self, split: str) -> Evaluation:
         """Rank the relations of a split (see `Experiment.ranks`).
@@ -223,26 +253,6 @@ class Trainer:
         if self._interrupt.signal is not None:
             self._reporter.stopped(self._interrupt.signal, position, self._run.path)
             self._interrupt.leave()
-
-    def _test(self) -> dict[str, Any]:
-        position = self.position
-        best = self._run.load_best(position.best_epoch, self._data.fingerprint)
-        check_tensors(best, self.model.state_dict())
-        self.model.load_state_dict(best)
-        results = {
-            "dataset": self._data.name,
-            "model": self._config.title,
-            "task": self._config.task,
-            "ties": self._config.ties,
-            "parameters": self._experiment.parameters,
-            "epochs": position.epoch,
-            "best_epoch": position.best_epoch,
-            "valid": self._records[position.best_epoch - 1]["valid"],
-            "test": self.evaluate("test").to_dict(),
-            "seconds": position.total_seconds,
-        }
-        self._run.write_results(results)
-        return results
 
     def _measure(self) -> None:
         """Bring the position's loss and times up to date: this waits for the device."""

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,13 @@ def test_no_code_runs_because_a_run_folder_names_it(capsys: pytest.CaptureFixtur
         predict.main(["theirs", "--head", "a", "--tail", "b"])
     assert "turns_of_mine" not in sys.modules
     assert "code of mine ran" not in capsys.readouterr().out
+
+
+def test_python_imports_the_score_that_it_is_given() -> None:
+    size: dict[str, Any] = {"dim": 6, "layers": 1, "epochs": 1, "quiet": True}
+    result = lightcake_fast.train("family:60", score="turns_of_mine:TURN", **size)
+    assert result.summary["model"] == "lightcake-turns_of_mine:TURN"
+    assert "turns_of_mine:TURN" in SCORES
 
 
 def test_a_run_keeps_its_score() -> None:

@@ -1,0 +1,188 @@
+"""The search: on the validation split alone, with one result whether it was stopped or not."""
+
+import importlib
+import json
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightcake_fast
+from lightcake_fast import cli
+from lightcake_fast.data import load_dataset
+from lightcake_fast.errors import InputError
+from lightcake_fast.train import main as train
+from tests.support.training_runs import without_times
+
+SMALL: dict[str, Any] = {"layers": 1, "batch_size": 64, "epochs": 2, "backend": "reference"}
+FLAGS = ["--dataset", "family:60", "--layers", "1", "--batch-size", "64", "--epochs", "2"]
+FLAGS += ["--backend", "reference"]
+
+
+@pytest.fixture(scope="module")
+def module(peer: Callable[[str], Any]) -> Any:
+    """The command's module, of which the package has a function by the same name."""
+    peer("optuna")
+
+    return importlib.import_module("lightcake_fast.search")
+
+
+def epochs(folder: Path) -> list[Any]:
+    return [without_times(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_test_split_is_looked_at_when_a_trial_is_resumed(
+    module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*FLAGS, "--out", str(tmp_path), "--vary", "lr=1e-3..1e-1", "dim=4,6"]
+    assert cli.run(module.main, [*argv, "--trials", "2"]) == 0
+    printed = capsys.readouterr().out
+    folders = [tmp_path / f"trial-00{number}" for number in range(2)]
+    best = max(folders, key=lambda folder: max(record["valid"]["all"]["mrr"] for record in epochs(folder)))
+    assert f"--resume {best}" in printed
+    assert not any((folder / "results.json").exists() for folder in folders)
+    assert train(["--resume", str(best), "--quiet"]) == 0
+    results = json.loads((best / "results.json").read_text())
+    capsys.readouterr()
+    config = tmp_path / "best.json"
+    assert train(["--config", str(config), "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    again = json.loads((tmp_path / "again" / "results.json").read_text())
+    assert without_times(again) == without_times(results)
+
+
+def test_the_same_command_trains_what_is_missing(
+    module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = [
+        *FLAGS,
+        "--out",
+        str(tmp_path),
+        "--sampler",
+        "grid",
+        "--vary",
+        "dim=4,6",
+        "relation-bias=true,false",
+    ]
+    assert cli.run(module.main, [*grid, "--trials", "1"]) == 0
+    capsys.readouterr()
+    assert cli.run(module.main, grid) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines if line.startswith("trial-")] == [
+        f"trial-00{number} of 4" for number in (1, 2, 3)
+    ]
+    found = {
+        (config["dim"], config["relation_bias"])
+        for config in (json.loads(path.read_text()) for path in tmp_path.glob("trial-*/config.json"))
+    }
+    assert found == {(4, True), (4, False), (6, True), (6, False)}
+    monkeypatch.setattr(module, "train_to_end", None)
+    assert cli.run(module.main, grid) == 0
+    assert not any(line.startswith("trial-") for line in capsys.readouterr().out.splitlines())
+
+
+def test_a_trial_that_was_cut_off_goes_on(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(
+        config: Any, data: Any, run: Any, reporter: Any, interrupt: Any, *more: Any, **options: Any
+    ) -> Any:
+        interrupt.signal = signal.SIGINT  # as it comes in the first step
+        return original(config, data, run, reporter, interrupt, *more, **options)
+
+    settings = {**SMALL, "vary": {"dim": [4], "lr": (1e-3, 1e-1)}, "trials": 1, "quiet": True}
+    whole = lightcake_fast.search("family:60", out=tmp_path / "whole", **settings)
+    original = module.train_to_end
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train_to_end", stopped)
+        with pytest.raises(SystemExit) as left:
+            lightcake_fast.search("family:60", out=tmp_path / "cut", **settings)
+    assert left.value.code == 130
+    assert (tmp_path / "cut" / "trial-000" / "last.safetensors").exists()
+    study = lightcake_fast.search("family:60", out=tmp_path / "cut", **settings)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE"]
+    assert study.best_params == whole.best_params
+    assert study.best_value == whole.best_value
+    assert epochs(tmp_path / "cut" / "trial-000") == epochs(tmp_path / "whole" / "trial-000")
+    assert capsys.readouterr().out == ""
+
+
+def test_data_at_hand(module: Any, tmp_path: Path) -> None:
+    graph = load_dataset("family:60")
+    names = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train]
+    study = lightcake_fast.search(names, out=tmp_path, vary={"dim": [4]}, trials=1, quiet=True, **SMALL)
+    assert study.best_params == {"dim": 4}
+    assert study.trials_dataframe()["value"].tolist() == [study.best_value]
+    trained = lightcake_fast.load(tmp_path / "trial-000")
+    assert set(trained.data.entities) <= set(graph.entities)
+
+
+def test_trials_that_fail_leave_the_others(
+    module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*FLAGS, "--out", str(tmp_path / "x"), "--sampler", "grid"]
+    assert cli.run(module.main, [*argv, "--vary", "dim=4", "lr=0.01,1e9"]) == 0
+    assert "trial-001 of 2: ended early: training diverged in epoch 1" in capsys.readouterr().out
+    argv[-3] = str(tmp_path / "y")
+    assert cli.run(module.main, [*argv, "--vary", "dim=4", "lr=1e9"]) == 2
+    assert "no trial came to a validation MRR" in capsys.readouterr().err
+
+
+def test_hopeless_trials_are_ended_early(module: Any, tmp_path: Path) -> None:
+    settings = {**SMALL, "epochs": 4, "quiet": True, "sampler": "random", "trials": 8, "dim": 4}
+    study = lightcake_fast.search("family:60", out=tmp_path, vary={"lr": (1e-5, 1e-1)}, **settings)
+    pruned = [trial for trial in study.trials if trial.state.name == "PRUNED"]
+    assert pruned
+    for trial in pruned:
+        assert 3 <= len(epochs(tmp_path / trial.user_attrs["folder"])) <= 4
+
+
+def test_a_folder_keeps_its_search(module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*FLAGS, "--out", str(tmp_path), "--trials", "1"]
+    assert cli.run(module.main, [*argv, "--vary", "dim=4,6"]) == 0
+    for more, message in (
+        (["--vary", "dim=4,8"], "holds a search with vary {'dim': [4, 6]}, got {'dim': [4, 8]}"),
+        (["--vary", "dim=4,6", "--seed", "1"], "holds a search with settings"),
+    ):
+        assert cli.run(module.main, [*argv, *more]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--vary", "dim"], "--vary: got 'dim', wanted NAME=VALUE,... or NAME=LOW..HIGH"),
+        (["--vary", "size=4"], "vary: there is no 'size' to try"),
+        (["--vary", "dataset=a,b"], "vary: there is no 'dataset' to try"),
+        (["--vary", "dmi=4"], "did you mean dim?"),
+        (["--vary", "dim=x"], "--vary: got 'dim=x'"),
+        (["--vary", "dim=0,4"], "vary: got dim=0, wanted a whole number of at least 1"),
+        (["--vary", "lr=0.1..0.01"], "wanted a number and a higher one"),
+        (["--vary", "links=yes"], "wanted true or false, not 'yes'"),
+        (["--vary", "score=distmult,best"], "vary: got score='best', wanted one of distmult"),
+        (["--vary", "lr=nan"], "wanted a number, not 'nan'"),
+        (["--vary", "dim=4", "--dim", "4"], "dim: got a value and values to try"),
+        (["--vary", "lr=0.1..1", "--sampler", "grid"], "got a range for lr, wanted values"),
+        (["--vary", "dim=4", "--trials", "0"], "trials: got 0, wanted at least 1"),
+        (["--vary", "bases=2"], "bases: lightcake has no such setting"),
+        (["--resume", "x"], "got --resume: a search goes on when the same command is given again"),
+    ],
+)
+def test_wrong_searches(
+    module: Any, flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(module.main, ["--dataset", "family:60", "--out", str(tmp_path / "x"), *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_it_wants_a_folder_and_optuna(
+    module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.run(module.main, ["--dataset", "family:60"]) == 2
+    assert "--out: wanted the folder of the search" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InputError, match=r"pip install 'lightcake_fast\[search\]'"):
+        lightcake_fast.search("family:60", out=tmp_path)
