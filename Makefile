@@ -11,7 +11,7 @@ INSTALL = $(PYTHON) -m venv $(VENV) && \
 USER_STAMP = $(VENV)/.installed
 DEV_STAMP = $(VENV)/.installed-dev
 
-.PHONY: help demo dev test test-full test-oldest lint format bench clean
+.PHONY: help demo dev test test-full test-oldest lint format bench docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +42,9 @@ format: $(DEV_STAMP)  ## apply ruff's fixes and format
 
 bench: $(DEV_STAMP)  ## the benchmark suite, ten to fifteen minutes on two cores
 	$(RUN) -m pytest bench/ --benchmark-only
+
+docs: $(DEV_STAMP)  ## the site with the API reference, in build/site
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
 clean:  ## remove caches and build outputs; keeps the environment and runs/
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -17,6 +17,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 from lightcake_fast.inference.result import History
 from lightcake_fast.models import takers
+from lightcake_fast.process import prepare_process
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.train import prepared
@@ -25,7 +26,7 @@ from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import train_to_end
 from lightcake_fast.training.presets import ONLY_RELATIONS, resolve
 from lightcake_fast.training.progress import Reporter
-from lightcake_fast.training.runtime import flushed_denormals, mixed_seed, prepare_process
+from lightcake_fast.training.runtime import flushed_denormals, mixed_seed
 from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, points, suggested
 
 if TYPE_CHECKING:
