@@ -189,9 +189,9 @@ def relation_pass(
         for k in tl.static_range(0, len(h), COLUMNS):
             h_k, t_k = h[k : k + COLUMNS], t[k : k + COLUMNS]
             r_k, back_k = r[k : k + COLUMNS], r_back[k : k + COLUMNS]
-            ent_a = add_dot_phi_ent(ent_a, g_h[k : k + COLUMNS], r_k, t_k, block, BILINEAR)
+            ent_a = add_dot_phi_ent(ent_a, g_h[k : k + COLUMNS], r_k, t_k, block)
             rel_a = add_dot(rel_a, q[k : k + COLUMNS], block.phi_rel(h_k, t_k))
-            ent_b = add_dot_phi_ent(ent_b, g_t[k : k + COLUMNS], back_k, h_k, block, BILINEAR)
+            ent_b = add_dot_phi_ent(ent_b, g_t[k : k + COLUMNS], back_k, h_k, block)
             rel_b = add_dot(rel_b, q_back[k : k + COLUMNS], phi_rel_back(h_k, t_k, block))
         slope_a = tl.fma(slope_weight(beta_a), tl.sum(rel_a, 1), -constant_a)
         slope_b = tl.fma(slope_weight(beta_b), tl.sum(rel_b, 1), -constant_b)
@@ -249,9 +249,8 @@ def entity_pass(
     longest = tl.load(chunk_ptr + 4 * n0 + 1) - tl.load(chunk_ptr + 4 * n0)
     acc = zero_row(BLOCK_E, WIDTH, COLUMNS, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
-    own_ptr, h = row_pointers(x_ptr, row, WIDTH, BLOCK_D), acc
-    if block.add_grad_entity is None and not BILINEAR:  # else no gradient needs it in the loop
-        h = load_row(own_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)
+    own_ptr = row_pointers(x_ptr, row, WIDTH, BLOCK_D)
+    h = load_row(own_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)  # no load where no gradient needs it in the loop
 
     context = context_ptr + 4 * e.to(tl.int64)
     relation, tail = tl.load(context), tl.load(context + 1)

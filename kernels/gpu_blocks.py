@@ -25,7 +25,9 @@ class Block(NamedTuple):
     grad_h: Any
     grad_r: Any
     grad_t: Any
+    product: Any
     inverse: Any
+    psi_inverse: Any  # the same where psi of an inverse triple is known by it
     add_grad_r: Any
     add_grad_entity: Any
 
@@ -42,10 +44,13 @@ class Compiled(NamedTuple):
 @functools.cache
 def compile_block(score: Any) -> Compiled:
     """A block of ``scores.py`` for the device; nothing is compiled before a pass is launched."""
-    members = (getattr(score, name, None) for name in Block._fields)
-    interpreted = triton.knobs.runtime.interpret
-    block = Block(*(f if f is None or interpreted else triton.jit(f) for f in members))
-    return Compiled(block, score.columns, getattr(score, "bilinear", False), getattr(score, "own_row", 0))
+    members = {name: getattr(score, name, None) for name in Block._fields}
+    product, inverse = members["product"], members["inverse"]
+    bilinear = product is score.psi_term and inverse is not None
+    members["psi_inverse"] = inverse if bilinear or product is None else None
+    if not triton.knobs.runtime.interpret:
+        members = {name: f and triton.jit(f) for name, f in members.items()}
+    return Compiled(Block(**members), score.columns, bilinear, getattr(score, "own_row", 0))
 
 
 @triton.jit
@@ -63,24 +68,28 @@ def where(condition, a, b):
 @triton.jit
 def psi_term_back(h, r_back, t, block):
     """psi_term of the inverse."""
-    if block.inverse is None:
-        return block.psi_term(t, r_back, h)
-    return block.psi_term(h, block.inverse(r_back), t)
+    if block.psi_inverse is None:  # not by two returns: Triton compiles what stands after the first, too
+        term = block.psi_term(t, r_back, h)
+    else:
+        term = block.psi_term(h, block.psi_inverse(r_back), t)
+    return term
 
 
 @triton.jit
 def phi_rel_back(h, t, block):
     """phi_rel of the inverse, from that of the triple where the block can."""
     if block.inverse is None:
-        return block.phi_rel(t, h)
-    return block.inverse(block.phi_rel(h, t))
+        phi = block.phi_rel(t, h)
+    else:
+        phi = block.inverse(block.phi_rel(h, t))
+    return phi
 
 
 @triton.jit
-def add_dot_phi_ent(acc, g, r, t, block, BILINEAR: tl.constexpr):
-    """``acc`` plus the terms of <g, phi_ent(r, t)>, which is psi at g where psi is linear."""
-    if BILINEAR:
-        return acc + block.psi_term(g, r, t)
+def add_dot_phi_ent(acc, g, r, t, block):
+    """``acc`` plus the terms of <g, phi_ent(r, t)>, which is the product at g where there is one."""
+    if block.product is not None:
+        return acc + block.product(g, r, t)
     return add_dot(acc, g, block.phi_ent(r, t))
 
 
@@ -88,7 +97,7 @@ def add_dot_phi_ent(acc, g, r, t, block, BILINEAR: tl.constexpr):
 def add_grad_r(acc, slope, alpha, g, h, r, t, phi, block, BILINEAR: tl.constexpr):
     """``acc`` plus a triple's share of dL/dr; ``phi`` is its phi_rel."""
     if block.add_grad_r is not None:
-        return block.add_grad_r(acc, slope, alpha, g, phi)
+        return block.add_grad_r(acc, slope, alpha, g, h, r, t, phi)
     if BILINEAR:
         return add_scaled_row(add_scaled_row(acc, slope, phi), alpha, block.phi_rel(g, t))
     return add_row(acc, block.grad_r(slope, alpha, g, h, r, t))
@@ -102,7 +111,7 @@ def add_grad_entity(
     """``acc`` plus dL/dh of a triple as its head and of its inverse as its tail; ``g`` is of the row t."""
     if block.add_grad_entity is not None:
         return block.add_grad_entity(
-            acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, t
+            acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, h, t
         )
     if BILINEAR:
         turned, turned_q = block.inverse(r_back), block.inverse(q_back)

@@ -24,12 +24,14 @@ times ``psi_slope``. A block says:
 Optional, each for the instructions that it saves where a triple and its inverse (t, r_back, h) are settled
 together, as the Triton passes do:
 
-    inverse(r)          psi(t, r, h) is psi(h, inverse(r), t), and phi_rel(t, h) is inverse(phi_rel(h, t))
-    bilinear            True where psi is linear in each row, phi_ent and phi_rel are dpsi/dh and dpsi/dr, and
-                        ``inverse`` is given: the gradients follow from these three
-    add_grad_r(acc, slope, alpha, g, phi)
-                        acc + grad_r of what phi_rel gave
-    add_grad_entity(acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, t)
+    product(h, r, t)    summed over a row's entries a number linear in each row, whose derivatives by h and r
+                        are phi_ent and phi_rel; where ``product = psi_term`` and ``inverse`` is given, the
+                        gradients follow from these
+    inverse(r)          phi_rel(t, h) is inverse(phi_rel(h, t)), and product(t, r, h), or without one
+                        psi_term(t, r, h), is that of (h, inverse(r), t)
+    add_grad_r(acc, slope, alpha, g, h, r, t, phi)
+                        acc + grad_r; ``phi`` is what phi_rel gave
+    add_grad_entity(acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, h, t)
                         acc + grad_h of (h, r, t) + grad_t of (t, r_back, h): both are h's; ``g`` is that of t
     own_row             these two leave out ``own_row`` * slope * the row itself, which is added once a row
 
@@ -43,12 +45,13 @@ class DistMult:
     """psi = sum_k h_k r_k t_k, phi_ent = r * t, phi_rel = h * t."""
 
     columns = 1
-    bilinear = True
     psi_slope = None
 
     @staticmethod
     def psi_term(h, r, t):
         return h[0] * t[0] * r[0]
+
+    product = psi_term
 
     @staticmethod
     def psi(total, sqrt):
@@ -124,11 +127,13 @@ class TransE:
     own_row = -1
 
     @staticmethod
-    def add_grad_r(acc, slope, alpha, g, phi):
+    def add_grad_r(acc, slope, alpha, g, h, r, t, phi):
         return (acc[0] + slope * phi[0] - alpha * g[0],)
 
     @staticmethod
-    def add_grad_entity(acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, t):
+    def add_grad_entity(
+        acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, h, t
+    ):  # fmt: skip
         total = acc[0] + (slope + slope_back) * t[0] - slope * r[0] + slope_back * r_back[0]
         return (total - beta * q[0] + beta_back * q_back[0] + alpha_back * g[0],)
 
@@ -137,12 +142,13 @@ class ComplEx:
     """psi = Re sum_k h_k r_k conj(t_k), phi_ent = conj(r) t, phi_rel = conj(h) t; halves: real, imaginary."""
 
     columns = 2
-    bilinear = True
     psi_slope = None
 
     @staticmethod
     def psi_term(h, r, t):
         return (h[0] * t[0] + h[1] * t[1]) * r[0] + (h[0] * t[1] - h[1] * t[0]) * r[1]
+
+    product = psi_term
 
     @staticmethod
     def psi(total, sqrt):
@@ -187,12 +193,13 @@ class SimplE:
     """
 
     columns = 2
-    bilinear = True
     psi_slope = None
 
     @staticmethod
     def psi_term(h, r, t):
         return (h[0] * t[1] * r[0] + h[1] * t[0] * r[1]) * 0.5
+
+    product = psi_term
 
     @staticmethod
     def psi(total, sqrt):
@@ -227,4 +234,92 @@ class SimplE:
         return ((b * h[1] + d * r[1]) * 0.5, (a * h[0] + c * r[0]) * 0.5)
 
 
-SCORES: dict[str, Any] = {"distmult": DistMult, "transe": TransE, "complex": ComplEx, "simple": SimplE}
+class RotatE:
+    """psi = -||h r - t||, phi_ent = conj(r) t, phi_rel = conj(h) t; halves: real, imaginary.
+
+    With r of modulus one, sums of conj(h) t point to the rotation that takes the h nearest to the t; nothing
+    here asks for it, so the gradients are those of any r. A zero length has gradient zero.
+    """
+
+    columns = 2
+
+    @staticmethod
+    def psi_term(h, r, t):
+        a, b = t[0] - h[0] * r[0] + h[1] * r[1], t[1] - h[0] * r[1] - h[1] * r[0]
+        return a * a + b * b
+
+    @staticmethod
+    def psi(total, sqrt):
+        return -sqrt(total)
+
+    @staticmethod
+    def psi_slope(psi, where):
+        return where(psi < 0, -1.0 / where(psi < 0, psi, psi * 0 - 1), psi * 0)
+
+    @staticmethod
+    def phi_ent(r, t):
+        return (r[0] * t[0] + r[1] * t[1], r[0] * t[1] - r[1] * t[0])
+
+    @staticmethod
+    def phi_rel(h, t):
+        return (h[0] * t[0] + h[1] * t[1], h[0] * t[1] - h[1] * t[0])
+
+    @staticmethod
+    def grad_h(slope, beta, q, h, r, t):
+        a, b = slope * r[0] + beta * q[0], slope * r[1] + beta * q[1]
+        c = slope * (r[0] * r[0] + r[1] * r[1])
+        return (a * t[0] + b * t[1] - c * h[0], a * t[1] - b * t[0] - c * h[1])
+
+    @staticmethod
+    def grad_r(slope, alpha, g, h, r, t):
+        a, b = slope * h[0] + alpha * g[0], slope * h[1] + alpha * g[1]
+        c = slope * (h[0] * h[0] + h[1] * h[1])
+        return (a * t[0] + b * t[1] - c * r[0], a * t[1] - b * t[0] - c * r[1])
+
+    @staticmethod
+    def grad_t(slope, alpha, g, beta, q, h, r, t):
+        a, b = slope * r[0] + beta * q[0], slope * r[1] + beta * q[1]
+        c, d = alpha * g[0], alpha * g[1]
+        return (
+            a * h[0] - b * h[1] + c * r[0] - d * r[1] - slope * t[0],
+            a * h[1] + b * h[0] + c * r[1] + d * r[0] - slope * t[1],
+        )
+
+    @staticmethod
+    def product(h, r, t):
+        return (h[0] * t[0] + h[1] * t[1]) * r[0] + (h[0] * t[1] - h[1] * t[0]) * r[1]
+
+    @staticmethod
+    def inverse(r):
+        return (r[0], -r[1])
+
+    @staticmethod
+    def add_grad_r(acc, slope, alpha, g, h, r, t, phi):
+        size = h[0] * h[0] + h[1] * h[1]
+        a, b = g[0] * t[0] + g[1] * t[1], g[0] * t[1] - g[1] * t[0]
+        return (
+            acc[0] + slope * (phi[0] - size * r[0]) + alpha * a,
+            acc[1] + slope * (phi[1] - size * r[1]) + alpha * b,
+        )
+
+    @staticmethod
+    def add_grad_entity(
+        acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, h, t
+    ):  # fmt: skip
+        a = slope * r[0] + beta * q[0] + slope_back * r_back[0] + beta_back * q_back[0]
+        b = slope * r[1] + beta * q[1] - slope_back * r_back[1] - beta_back * q_back[1]
+        c, d = alpha_back * r_back[0], alpha_back * r_back[1]
+        size = slope * (r[0] * r[0] + r[1] * r[1]) + slope_back
+        return (
+            acc[0] + a * t[0] + b * t[1] + c * g[0] - d * g[1] - size * h[0],
+            acc[1] + a * t[1] - b * t[0] + c * g[1] + d * g[0] - size * h[1],
+        )
+
+
+SCORES: dict[str, Any] = {
+    "distmult": DistMult,
+    "transe": TransE,
+    "complex": ComplEx,
+    "simple": SimplE,
+    "rotate": RotatE,
+}

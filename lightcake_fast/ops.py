@@ -45,8 +45,8 @@ def context_layer(
         entities: shape (N, d); float32 or float64, or a 16-bit type, whose sums are float32.
         relations: shape (2R, d), same type; row r + R is the inverse of relation r.
         graph: the context, on the same device.
-        score: psi, whose softmax weighs the triples: "distmult", "transe", "complex", "simple" (both d
-            even: a row is two halves; docs/op.md), or one of your own (``register_score``).
+        score: psi, whose softmax weighs the triples: "distmult", "transe", "complex", "simple", "rotate"
+            (d even in these three: a row is two halves; docs/op.md), or one of your own (``register_score``).
         context: "both", or only "entity" or "relation": then the other table comes back with its values
             unchanged.
         mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its

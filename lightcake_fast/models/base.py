@@ -1,5 +1,6 @@
 """What every model shares: the two tables, the options against learning by heart, scores of all answers."""
 
+import math
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ class RelationModel(nn.Module):
         num_relations: R, raw relations.
         dim: d, the real numbers in an entity's row.
         relation_rows: rows of the relation table; None for R.
-        relation_dim: the real numbers in a relation's row; None for d.
+        angles: the relation table holds angles, at first uniform, which are read as rotations of complex
+            numbers: a row is their d/2 cosines, then their sines. Input dropout leaves them as they are.
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
             nothing else is known by how frequent the relations are.
         input_dropout: share of the entries of both tables that is zeroed before they are refined, the
@@ -45,7 +47,7 @@ class RelationModel(nn.Module):
         dtype: floating-point type of the parameters.
 
     Shapes:
-        ``entities`` (N, d); ``relations`` (relation_rows, relation_dim); ``relation_bias`` (R,);
+        ``entities`` (N, d); ``relations`` (relation_rows, d), or d/2 with ``angles``; ``relation_bias`` (R,);
         ``unknown_head`` and ``unknown_tail`` (d,); ``input_profile`` (2R, d).
 
     Raises:
@@ -62,7 +64,7 @@ class RelationModel(nn.Module):
         *,
         dim: int,
         relation_rows: int | None = None,
-        relation_dim: int | None = None,
+        angles: bool = False,
         relation_bias: bool = False,
         input_dropout: float = 0.0,
         row_dropout: float = 0.0,
@@ -83,11 +85,13 @@ class RelationModel(nn.Module):
         check_choice("profile", profile, PROFILES)
         if profile == "both" and not has_context:
             raise InputError("profile: got 'both' without context layers, wanted 'none' or 'score'")
-        self.num_relations, self.has_context = num_relations, has_context
+        self.num_relations, self.has_context, self.angles = num_relations, has_context, angles
         self.input_dropout, self.row_dropout, self.unseen_rate = input_dropout, row_dropout, unseen_rate
         self.entities = xavier(num_entities, dim, generator=generator, dtype=dtype)
         rows = 2 * num_relations if inverses else relation_rows or num_relations
-        self.relations = xavier(rows, relation_dim or dim, generator=generator, dtype=dtype)
+        self.relations = xavier(rows, dim // 2 if angles else dim, generator=generator, dtype=dtype)
+        if angles:
+            nn.init.uniform_(self.relations, -math.pi, math.pi, generator=generator)
         self.relation_bias = (
             nn.Parameter(torch.zeros(num_relations, dtype=dtype, device=self.entities.device))
             if relation_bias
@@ -100,10 +104,9 @@ class RelationModel(nn.Module):
 
         self.unknown_head, self.unknown_tail = unknown(), unknown()
         made: dict[str, Any] = {"generator": generator, "dtype": dtype}
-        width = self.relations.shape[1]
         self.profile = None if profile == "none" else RelationProfile(num_relations, dim, **made)
         self.input_profile = xavier(2 * num_relations, dim, **made) if profile == "both" else None
-        self.links = Links(num_relations, width, **made) if links else None
+        self.links = Links(num_relations, dim, **made) if links else None
 
     def refine(
         self,
@@ -122,7 +125,7 @@ class RelationModel(nn.Module):
             backend: as in ``context_layer``.
 
         Returns:
-            Entities (N, d) and relations, in the shape of their table.
+            Entities (N, d) and relations (relation_rows, d).
         """
         return self._encode(*self.inputs(graph, mask, generator), graph, mask, backend)
 
@@ -134,7 +137,10 @@ class RelationModel(nn.Module):
         relations: Tensor = self.relations
         if self.training and self.input_dropout:
             entities = _dropout(entities, self.input_dropout, generator)
-            relations = _dropout(relations, self.input_dropout, generator)
+            if not self.angles:  # an angle scaled up is another one
+                relations = _dropout(relations, self.input_dropout, generator)
+        if self.angles:
+            relations = torch.cat([relations.cos(), relations.sin()], 1)
         if self.training and self.row_dropout:
             kept = torch.empty_like(entities[:, :1]).bernoulli_(1 - self.row_dropout, generator=generator)
             entities = entities * kept

@@ -114,7 +114,7 @@ _PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 _DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "transe": torch.add,
-    "rotate": lambda heads, angles: _times(heads, torch.cat([angles.cos(), angles.sin()], 1)),
+    "rotate": _times,
 }
 
 
@@ -124,7 +124,7 @@ def ask(score: str, heads: Tensor, relations: Tensor, entities: Tensor) -> Quest
     Args:
         score: As in ``scorers``, or the name of a registered one.
         heads: Rows (B, d).
-        relations: Rows (B, d), of the relations; for "rotate" (B, d/2).
+        relations: Rows (B, d), of the relations.
         entities: Those among which the answers are sought, (N, d).
     """
     if score in _PRODUCTS:

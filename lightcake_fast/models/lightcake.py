@@ -6,7 +6,7 @@ from torch import Generator, Tensor, nn
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
-from lightcake_fast.models.scorers import SCORERS
+from lightcake_fast.models.scorers import SCORERS, of_modulus_one
 from lightcake_fast.models.weights import check_at_least, check_choice
 from lightcake_fast.ops import CONTEXTS, context_layer
 from lightcake_fast.scores import BUILT_IN, score_named
@@ -23,8 +23,8 @@ class LightCAKE(RelationModel):
         num_relations: R, raw relations; from one layer on, inverses have rows of their own.
         dim: d, the embedding width.
         layers: L, at least 0.
-        score: "distmult", "transe", "complex", "simple" (both d even), or a score of your own
-            (docs/architecture.md).
+        score: "distmult", "transe", "complex", "simple", "rotate" (d even in these three), or a score of your
+            own (docs/architecture.md).
         context: "both", "entity" or "relation".
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
             nothing else is known by how frequent the relations are.
@@ -44,7 +44,8 @@ class LightCAKE(RelationModel):
         dtype: floating-point type of the parameters.
 
     Shapes:
-        ``entities`` (N, d); ``relations`` (2R, d), or (R, d) without layers; ``relation_bias`` (R,);
+        ``entities`` (N, d); ``relations`` (2R, d), or (R, d) without layers, with "rotate" d/2 angles a row,
+        which each layer is given as numbers of modulus one; ``relation_bias`` (R,);
         ``unknown_head`` and ``unknown_tail`` (d,); ``entity_mixing`` and ``relation_mixing`` (L, d, d), of
         the tables that ``context`` refines. Rows are multiplied from the left.
 
@@ -86,6 +87,7 @@ class LightCAKE(RelationModel):
             num_relations,
             dim=dim,
             relation_rows=2 * num_relations if layers else num_relations,
+            angles=score == "rotate",
             relation_bias=relation_bias,
             input_dropout=input_dropout,
             row_dropout=row_dropout,
@@ -134,11 +136,10 @@ class LightCAKE(RelationModel):
             residual=not mixed,
             backend=backend,
         )
-        if not mixed:
-            return x, y
-        return _mixed(entities, x, self.entity_mixing, number), _mixed(
-            relations, y, self.relation_mixing, number
-        )
+        if mixed:
+            x = _mixed(entities, x, self.entity_mixing, number)
+            y = _mixed(relations, y, self.relation_mixing, number)
+        return x, of_modulus_one(y) if self.angles else y
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         if self.score in BUILT_IN:

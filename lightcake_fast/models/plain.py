@@ -1,9 +1,8 @@
 """Models that are a score of two tables and no more: TransE, DistMult, ComplEx, SimplE and RotatE."""
 
-import math
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.models.base import RelationModel
@@ -24,7 +23,7 @@ class PlainModel(RelationModel):
         options: those of ``RelationModel``.
 
     Shapes:
-        ``entities`` (N, d); ``relations`` (R, d), for "rotate" (R, d/2): angles.
+        ``entities`` (N, d); ``relations`` (R, d), for "rotate" (R, d/2): angles, of which rows are made.
 
     Raises:
         InputError: if ``dim`` is odd and must not be.
@@ -37,12 +36,7 @@ class PlainModel(RelationModel):
         check_choice("score", score, SCORERS)
         if score in HALVES and dim % 2:
             raise InputError(f"dim: got {dim}, wanted an even number for {score}")
-        angles = score == "rotate"
-        super().__init__(
-            num_entities, num_relations, dim=dim, relation_dim=dim // 2 if angles else dim, **options
-        )
-        if angles:
-            nn.init.uniform_(self.relations, -math.pi, math.pi, generator=options.get("generator"))
+        super().__init__(num_entities, num_relations, dim=dim, angles=score == "rotate", **options)
         self.score = self.entity_score = score
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:

@@ -50,14 +50,25 @@ def transe(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 
 
 def rotate(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-    """Psi = -||h r - t|| over complex numbers, r of length one: relations (R, d/2) are its angles.
+    """Psi = -||h r - t|| over complex numbers, each number of a relation's row of modulus one.
+
+    ||h||^2 + ||t||^2 - 2 Re <h r, t> loses the digits of a small length to those of h and t: below 1e-3 of
+    them in float32 it would be noise with a steep gradient, and counts as just that, with gradient zero.
 
     Source: Sun et al., ICLR 2019, arXiv 1902.10197, with the Euclidean length.
     """
     real, imaginary = _times_conjugate(heads, tails)
-    turned = torch.cat([real, -imaginary], 1) @ torch.cat([relations.cos(), relations.sin()], 1).T
+    turned = torch.cat([real, -imaginary], 1) @ relations.T
     lengths = heads.square().sum(1, keepdim=True) + tails.square().sum(1, keepdim=True)
-    return negative_length(lengths - 2 * turned)
+    least = 8 * torch.finfo(lengths.dtype).eps * lengths.detach()
+    return negative_length(torch.maximum(lengths - 2 * turned, least))
+
+
+def of_modulus_one(relations: Tensor) -> Tensor:
+    """Rows of complex numbers, each divided by its modulus; a zero stays one."""
+    real, imaginary = relations.chunk(2, 1)
+    squared = real.square() + imaginary.square()
+    return relations * squared.clamp_min(torch.finfo(squared.dtype).tiny).rsqrt().repeat(1, 2)
 
 
 def negative_length(squared: Tensor) -> Tensor:

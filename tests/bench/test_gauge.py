@@ -17,7 +17,7 @@ from tests.support.graphs import QUICK_SCORES, SCORES
 
 ROOT = Path(__file__).resolve().parents[2]
 # warp instructions a context triple in the loops over rows
-BOUNDS = {"distmult": 235, "transe": 245, "complex": 295, "simple": 270}
+BOUNDS = {"distmult": 235, "transe": 245, "complex": 295, "simple": 270, "rotate": 340}
 OTHERS = ("sm_80", "sm_89", "sm_100", "sm_120", "gfx942")  # targets of the full run
 KERNELS = {
     *("gpu_forward.relation_pass", "gpu_forward.entity_pass", "gpu_merge.merge_pass", "gpu_merge.sum_pass"),
@@ -112,11 +112,31 @@ def test_what_is_loaded_may_guard_be_stored_or_steer() -> None:
     assert trips(wide, "STG.E.128 desc[UR4][R10.64], R4", NEXT) == 1
 
 
+REQUIRED = """
+import torch
+from bench.gauge.launches import launch_layer
+from lightcake_fast.kernels import scores
+from tests.kernels.test_gpu_blocks import stripped
+scores.SCORES["required"] = stripped(scores.RotatE)
+print(*[launch.name for launch in launch_layer("sm_90", width=64, dtype=torch.float32, score="required")])
+"""
+
+
+@pytest.mark.full
+def test_a_block_of_required_members_alone_compiles() -> None:
+    assert set(finish(python("-c", REQUIRED)).split()) <= KERNELS
+
+
 def start(*arguments: str) -> "subprocess.Popen[str]":
-    """Start a gauge without the interpreter: what it compiles must not be interpreted."""
+    """Start a gauge."""
+    return python("-m", *arguments)
+
+
+def python(*arguments: str) -> "subprocess.Popen[str]":
+    """Start Python without Triton's interpreter: what it compiles must not be interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", *arguments],
+        [sys.executable, "-W", "ignore", *arguments],
         cwd=ROOT,
         env={**environment, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

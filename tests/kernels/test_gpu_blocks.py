@@ -11,7 +11,7 @@ from lightcake_fast.reference import scores as reference
 from tests.kernels.test_gpu_kernels import DEVICE, check, lanes
 from tests.support.graphs import layer_inputs
 
-OPTIONAL = ("inverse", "bilinear", "add_grad_r", "add_grad_entity", "own_row")
+OPTIONAL = ("product", "inverse", "add_grad_r", "add_grad_entity", "own_row")
 
 
 def stripped(block: Any) -> Any:
@@ -22,8 +22,10 @@ def stripped(block: Any) -> Any:
 BLOCKS = {
     "complex": scores.ComplEx,
     "simple": scores.SimplE,
+    "rotate": scores.RotatE,
     "plain complex": stripped(scores.ComplEx),
     "plain transe": stripped(scores.TransE),
+    "plain rotate": stripped(scores.RotatE),
     "plain distmult": stripped(scores.DistMult),
 }
 
@@ -44,6 +46,12 @@ BLOCKS = {
         ("simple", "edges", "entity", True, 64, torch.bfloat16),
         ("simple", "hub", "relation", False, 256, torch.float32),
         ("simple", "sparse", "both", True, 64, torch.float16),
+        ("rotate", "hub", "both", True, 6, torch.float32),
+        ("rotate", "duplicates", "both", False, 100, torch.float64),
+        ("rotate", "edges", "entity", True, 64, torch.bfloat16),
+        ("rotate", "hub", "relation", False, 256, torch.float32),
+        ("rotate", "sparse", "both", True, 64, torch.float16),
+        ("plain rotate", "hub", "both", True, 64, torch.float32),
         ("plain complex", "hub", "both", True, 64, torch.float32),
         ("plain transe", "hub", "both", True, 100, torch.float32),
         ("plain distmult", "duplicates", "both", True, 63, torch.float32),

@@ -81,14 +81,17 @@ def test_scores_that_change_far_within_a_row(backend: str, score: str, rising: b
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("score", ["transe", pytest.param("rotate", marks=pytest.mark.full)])
 @pytest.mark.parametrize("backend", [backend for backend, _ in BACKENDS])
-def test_zero_lengths(backend: str, dtype: torch.dtype) -> None:
-    """TransE where t = r + h: the score has no slope there, and nothing divides by it."""
+def test_zero_lengths(backend: str, score: str, dtype: torch.dtype) -> None:
+    """TransE where t = r + h, RotatE where t = h r: the score has no slope there, nothing divides by it."""
     x, y, graph, mask = layer_inputs("duplicates", 16, dtype)
-    check(torch.ones_like(x), torch.zeros_like(y), graph, backend, "transe")
-    y[0] = 0  # of the loops of relation 0 alone
+    still = torch.zeros(16, dtype=dtype)
+    still[:8] = score == "rotate"  # a rotation by nothing
+    check(torch.ones_like(x), still.expand_as(y), graph, backend, score)
+    y[0] = still  # of the loops of relation 0 alone
     assert ((graph.triples[:, 0] == graph.triples[:, 2]) & (graph.triples[:, 1] == 0)).any()
-    check(x, y, graph, backend, "transe", mask)
+    check(x, y, graph, backend, score, mask)
 
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])

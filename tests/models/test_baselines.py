@@ -20,6 +20,7 @@ from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CPU_GRAPHS, layer_inputs
 
 N, R, D = 7, 3, 6
+GRAPH = ContextGraph.from_triples(torch.tensor([[0, 0, 1]]), N, R)
 PLAIN = ("transe", "distmult", "complex", "simple", "rotate", "transh", "transr")
 
 
@@ -62,8 +63,13 @@ def by_formula(model: RelationModel, name: str, h: int, r: int, t: int) -> Tenso
     if name == "complex":
         return torch.real((complex_row(e_h) * complex_row(e_r) * complex_row(e_t).conj()).sum())
     if name == "rotate":
-        turn = torch.complex(e_r.cos(), e_r.sin())
-        return -(complex_row(e_h) * turn - complex_row(e_t)).abs().square().sum().sqrt()
+        return (
+            -(complex_row(e_h) * torch.polar(torch.ones_like(e_r), e_r) - complex_row(e_t))
+            .abs()
+            .square()
+            .sum()
+            .sqrt()
+        )
     if name == "simple":
         (h_head, h_tail), (r_own, r_inverse), (t_head, t_tail) = (row.chunk(2) for row in (e_h, e_r, e_t))
         return ((h_head * r_own * t_tail).sum() + (t_head * r_inverse * h_tail).sum()) / 2
@@ -115,7 +121,7 @@ def by_pykeen(modules: Any, model: RelationModel, name: str) -> Callable[[int, i
 def assert_scores(name: str, one: Callable[[int, int, int], Tensor], model: RelationModel) -> None:
     """Compare a model's scores of some pairs with those of single triples."""
     pairs = torch.tensor([[0, 1], [5, 5], [2, 6]])
-    actual = model.relation_scores((model.entities, model.relations), pairs)
+    actual = model.relation_scores(model.inputs(GRAPH), pairs)
     wanted = torch.stack([torch.stack([one(h, r, t) for r in range(R)]) for h, t in pairs.tolist()])
     assert_close(actual, wanted, name=name)
 
@@ -135,8 +141,7 @@ def test_scores_are_those_of_pykeen(name: str, peer: Callable[[str], Any]) -> No
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_plain_score_has_no_context(name: str) -> None:
     model = made(name)
-    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]]), N, R)
-    for refined, table in zip(model.refine(graph), (model.entities, model.relations), strict=True):
+    for refined, table in zip(model.refine(GRAPH), model.inputs(GRAPH), strict=True):
         assert_bitwise_equal(refined, table)
 
 
@@ -304,7 +309,7 @@ def test_a_length_of_zero_has_no_gradient(name: str) -> None:
     model = made(name)
     with torch.no_grad():
         model.relations.zero_()
-    scores = model.relation_scores((model.entities, model.relations), torch.tensor([[1, 1]]))
+    scores = model.relation_scores(model.inputs(GRAPH), torch.tensor([[1, 1]]))
     assert scores.abs().max() < 1e-6
     for gradient in torch.autograd.grad(scores.sum(), list(model.parameters()), allow_unused=True):
         assert gradient is None or not gradient.any()

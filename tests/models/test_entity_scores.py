@@ -12,11 +12,13 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransH, entity_scores
 from lightcake_fast.models.entity_scores import all_scores, ask, cross_entropy
+from lightcake_fast.models.scorers import of_modulus_one
 from lightcake_fast.scores import BUILT_IN, Score, register_score
 from tests.support.comparison import assert_close
 
 N, R, D = 23, 4, 6
 QUESTIONS = torch.tensor([[0, 0], [3, 7], [22, 4], [3, 7], [5, 3]])
+GRAPH = ContextGraph.from_triples(torch.tensor([[0, 0, 1]]), N, R)
 PLAIN = ("distmult", "complex", "simple", "transe", "rotate")
 
 
@@ -41,7 +43,7 @@ def one_by_one(model: RelationModel, tables: tuple[Tensor, Tensor], questions: T
 def test_all_entities_score_as_their_triples(score: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entity_scores, "BLOCK", block)
     model = plain_model(score)
-    tables = model.entities.detach(), model.relations.detach()
+    tables = model.inputs(GRAPH)
     found = model.entity_scores(tables, QUESTIONS)
     assert_close(found, one_by_one(model, tables, QUESTIONS), slack=10)
 
@@ -68,9 +70,9 @@ def test_the_loss_and_its_gradient_are_those_of_all_scores_at_once(
     model = plain_model(score)
     question, answers = torch.tensor([0, 1, 1, 2, 4, 3]), torch.tensor([1, 3, 8, 22, 0, 8])
     tables = model.entities, model.relations
-    loss = model.entity_loss(tables, QUESTIONS, answers, question, smoothing)
+    loss = model.entity_loss(model.inputs(GRAPH), QUESTIONS, answers, question, smoothing)
     found = torch.autograd.grad(loss, tables)
-    scores = one_by_one(model, tables, QUESTIONS)
+    scores = one_by_one(model, model.inputs(GRAPH), QUESTIONS)
     wanted = functional.cross_entropy(scores[question], answers, label_smoothing=smoothing)
     assert_close(loss, wanted, slack=10)
     for name, ours, theirs in zip(
@@ -84,8 +86,8 @@ def test_no_block_is_larger_than_told(score: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(entity_scores, "BLOCK", 40)
     monkeypatch.setattr(entity_scores, "KEPT", 0)
     model = plain_model(score)
-    entities = model.entities.detach()
-    questions = ask(score, entities[:5], model.relations.detach()[:5], entities)
+    entities, relations = (table.detach() for table in model.inputs(GRAPH))
+    questions = ask(score, entities[:5], relations[:5], entities)
     asked = []
 
     class Watched:
@@ -123,7 +125,7 @@ def test_a_score_of_ones_own_asks_triple_by_triple(registry: None) -> None:
 def test_distances_far_from_the_origin_keep_their_digits(score: str) -> None:
     generator = torch.Generator().manual_seed(2)
     heads, relations, entities = (torch.randn(N, D, generator=generator) for _ in range(3))
-    relations = relations[:, : D // 2] if score == "rotate" else relations
+    relations = of_modulus_one(relations) if score == "rotate" else relations
     if score == "transe":
         heads, entities = heads + 100, entities + 100
     found = ask(score, heads, relations, entities).scores(entities)
@@ -134,7 +136,8 @@ def test_distances_far_from_the_origin_keep_their_digits(score: str) -> None:
 @pytest.mark.parametrize("score", ["transe", "rotate"])
 def test_an_entity_at_the_point_itself_has_a_small_distance_and_no_gradient(score: str) -> None:
     entities = torch.randn(N, D, generator=torch.Generator().manual_seed(3)).requires_grad_()
-    nothing = torch.zeros(N, D // 2 if score == "rotate" else D)
+    nothing = torch.zeros(N, D)
+    nothing[:, : D // 2] = score == "rotate"
     scores = ask(score, entities, nothing, entities).scores(entities)
     own = scores.diagonal()
     assert (own <= 0).all()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import LightCAKE, PlainModel
+from lightcake_fast.models import LightCAKE, PlainModel, scorers
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, SCORES, layer_inputs
@@ -27,6 +27,11 @@ def seeded(seed: int = 0) -> torch.Generator:
 def model(layers: int = 2, **options: Any) -> LightCAKE:
     settings: dict[str, Any] = {"dim": D, "generator": seeded(), "dtype": torch.float64}
     return LightCAKE(N, R, layers=layers, **settings | options)
+
+
+def unit(rows: Tensor) -> Tensor:
+    numbers = torch.complex(*rows.chunk(2, 1))
+    return torch.cat([numbers.sgn().real, numbers.sgn().imag], 1)
 
 
 @pytest.mark.parametrize("layers", [0, 1, 4])
@@ -74,11 +79,10 @@ def test_the_generator_alone_decides() -> None:
 def test_refine_is_that_many_layers(layers: int, score: str, context: str, graph: ContextGraph) -> None:
     made = model(layers, score=score, context=context).eval()
     mask = torch.arange(graph.num_triples) % 4 == 0
-    expected: tuple[Tensor, Tensor] = (made.entities, made.relations)
+    expected = made.inputs(graph)
     for _ in range(layers):
-        expected = context_layer(
-            *expected, graph, score=score, context=context, mask=mask, backend="reference"
-        )
+        x, y = context_layer(*expected, graph, score=score, context=context, mask=mask, backend="reference")
+        expected = x, (unit(y) if score == "rotate" else y)
     for backend in ("auto", "reference"):
         actual = made.refine(graph, mask=mask, backend=backend)
         for name, got, wanted in zip(("entities", "relations"), actual, expected, strict=True):
@@ -99,12 +103,14 @@ def test_gradients_reach_every_parameter(score: str, layers: int, graph: Context
 @pytest.mark.parametrize("relation_bias", [False, True])
 @pytest.mark.parametrize("layers", [0, 2])
 @pytest.mark.parametrize("score", SCORES)
-def test_scores_of_all_raw_relations(score: str, layers: int, relation_bias: bool) -> None:
+def test_scores_of_all_raw_relations(
+    score: str, layers: int, relation_bias: bool, graph: ContextGraph
+) -> None:
     made = model(layers, score=score, relation_bias=relation_bias).eval()
     bias = torch.zeros(R, dtype=torch.float64)
     if made.relation_bias is not None:
         bias = torch.nn.init.normal_(made.relation_bias, generator=seeded())
-    x, y = made.entities, made.relations
+    x, y = made.inputs(graph)
     pairs = torch.tensor([[0, 1], [5, 5], [2, 59]])
     actual = made.relation_scores((x, y), pairs)
     for b, (h, t) in enumerate(pairs.tolist()):
@@ -114,6 +120,10 @@ def test_scores_of_all_raw_relations(score: str, layers: int, relation_bias: boo
             elif score == "complex":
                 e_h, e_r, e_t = (torch.complex(*row.chunk(2)) for row in (x[h], y[r], x[t]))
                 wanted = (e_h * e_r * e_t.conj()).sum().real
+            elif score == "rotate":
+                e_h, e_t, turn = (torch.complex(*row.chunk(2)) for row in (x[h], x[t], y[r]))
+                assert_close(turn.angle(), made.relations[r])
+                wanted = -torch.linalg.vector_norm(e_h * turn - e_t)
             elif score == "simple":
                 (h_own, h_back), (t_own, t_back) = x[h].chunk(2), x[t].chunk(2)
                 wanted = (torch.cat([h_own * t_back, t_own * h_back]) * y[r]).sum() / 2
@@ -123,12 +133,38 @@ def test_scores_of_all_raw_relations(score: str, layers: int, relation_bias: boo
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_without_layers_it_is_the_plain_model(score: str) -> None:
+def test_without_layers_it_is_the_plain_model(score: str, graph: ContextGraph) -> None:
     made = model(0, score=score).eval()
     plain = PlainModel(N, R, dim=D, score=score, generator=seeded(), dtype=torch.float64).eval()
     pairs = torch.tensor([[0, 1], [5, 5], [2, 59]])
-    actual, expected = (m.relation_scores((m.entities, m.relations), pairs) for m in (made, plain))
+    actual, expected = (m.relation_scores(m.refine(graph), pairs) for m in (made, plain))
     assert_bitwise_equal(actual, expected)
+
+
+def rotated(near: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads, relations, and tails that are the heads turned by the relation of their number, all but."""
+    random = seeded()
+    heads, off = (torch.randn(40, 64, generator=random, dtype=torch.float64) for _ in range(2))
+    angles = 6 * torch.rand(40, 32, generator=random, dtype=torch.float64)
+    turned = torch.complex(*heads.chunk(2, 1)) * torch.polar(torch.ones_like(angles), angles)
+    tails = torch.cat([turned.real, turned.imag], 1) + near * off
+    return heads, torch.cat([angles.cos(), angles.sin()], 1), tails
+
+
+@pytest.mark.parametrize("near", [1.0, 0.1, 1e-2, 1e-3, 1e-4, 0.0])
+def test_rotate_of_a_short_way_in_float32(near: float) -> None:
+    """The square of the way is a difference of large numbers: neither score nor slope may be noise."""
+    rows = rotated(near)
+    exact = scorers.rotate(*rows)
+    heads, relations, tails = (row.float() for row in rows)
+    tails.requires_grad_()
+    actual = scorers.rotate(heads, relations, tails)
+    noise = 8 * torch.finfo(torch.float32).eps * (rows[0].square().sum(1) + rows[2].square().sum(1))[:, None]
+    assert ((actual - exact).abs() <= noise / exact.abs().maximum(noise.sqrt())).all()
+    (slope,) = torch.autograd.grad(actual.diagonal().sum(), tails)
+    assert (slope.norm(dim=1) < 1.1).all()  # of a length it is one, or zero where it counts as just so short
+    if near >= 0.1:
+        assert (slope.norm(dim=1) > 0.9).all()
 
 
 def test_transe_at_length_zero() -> None:

@@ -279,7 +279,10 @@ def test_a_forked_child_can_call() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"score": "rescal"}, r"score: got 'rescal', wanted one of distmult, transe, complex, simple"),
+        (
+            {"score": "rescal"},
+            r"score: got 'rescal', wanted one of distmult, transe, complex, simple, rotate",
+        ),
         (
             {"score": "complex", "entities": torch.zeros(60, 5), "relations": torch.zeros(20, 5)},
             r"entities: got width 5, wanted a multiple of 2 for score 'complex'",

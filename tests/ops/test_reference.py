@@ -88,6 +88,9 @@ def in_plain_python(
         if score == "complex":
             triples = zip(numbers(e[h]), numbers(w[r]), numbers(e[t]), strict=True)
             return math.fsum((a * b * c.conjugate()).real for a, b, c in triples)
+        if score == "rotate":
+            triples = zip(numbers(e[h]), numbers(w[r]), numbers(e[t]), strict=True)
+            return -math.hypot(*(abs(a * b - c) for a, b, c in triples))
         if score == "simple":
             first, second = slice(0, len(e[h]) // 2), slice(len(e[h]) // 2, None)
             rows = zip(e[h][first], w[r][first], e[t][second], strict=True)
@@ -96,7 +99,7 @@ def in_plain_python(
         return -math.dist(e[t], [a + b for a, b in zip(e[h], w[r], strict=True)])
 
     def phi(first: list[float], second: list[float]) -> list[float]:
-        if score == "complex":
+        if score in ("complex", "rotate"):
             products = [a.conjugate() * b for a, b in zip(numbers(first), numbers(second), strict=True)]
             return [p.real for p in products] + [p.imag for p in products]
         if score == "simple":

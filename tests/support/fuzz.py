@@ -137,8 +137,10 @@ def slope_error(score: str, dtype: torch.dtype, width: int, most: float) -> floa
     """
     epsilon: float = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
     # of a number of a new row, and of a score's derivative by one
-    product = {"distmult": 1, "complex": 2, "simple": 0.5}.get(score, 0) * most**2
+    product = {"distmult": 1, "complex": 2, "simple": 0.5, "rotate": 2}.get(score, 0) * most**2
     new, score_slope = (most + product, product) if product else (3 * most, 1.0)
+    if score == "rotate":  # by the modulus of h or r
+        score_slope = max(1.0, math.sqrt(2) * most)
     return 4 * epsilon * math.sqrt(width) * new * score_slope
 
 
