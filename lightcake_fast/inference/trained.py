@@ -315,7 +315,9 @@ class TrainedModel:
         names: list[Any] = [None if name is None or name != name else name for name in row]  # NaN: pandas
         head, relation, tail = names
         if (head is None) == (tail is None):
-            raise InputError(f"questions: got {tuple(row)!r}, wanted None for either the head or the tail")
+            raise InputError(
+                f"questions: got {tuple(row)!r}, wanted None (? in a file) for either the head or the tail"
+            )
         kind = self.relation(relation) + self.data.num_relations * (head is None)
         entity, note = self.entity(tail, "tail") if head is None else self.entity(head, "head")
         return Question(EntityPrediction(head, relation, tail, (), (note,) if note else ()), (entity, kind))
