@@ -19,7 +19,7 @@ from lightcake_fast.process import prepare_process
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.progress import METRICS, format_figure, metrics_table
 
-DESCRIPTION = "Rank the relations of a split again, from run folders: the figures of training, bit by bit."
+DESCRIPTION = "Rank a split again, from run folders: the figures of training, bit by bit."
 EPILOG = """\
 examples:
   python -m lightcake_fast.evaluate runs/ddb14

@@ -24,13 +24,14 @@ from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import flushed_denormals
 from lightcake_fast.training.settings_file import read_settings
 
-DESCRIPTION = "Train LightCAKE on a knowledge graph, and test how well it predicts the relation of a pair."
+DESCRIPTION = "Train LightCAKE on a knowledge graph, and test how well it predicts relations, or entities."
 EPILOG = """\
 examples:
   python -m lightcake_fast.train                              the generated genealogy, under a minute
   python -m lightcake_fast.train --dataset nell995            the best settings known for a public data set
   python -m lightcake_fast.train --dataset my/folder --score transe --layers 1 --dim 128
   python -m lightcake_fast.train --score mymodule:MINE        a score of your own (docs/architecture.md)
+  python -m lightcake_fast.train --dataset fb15k-237 --task entity    which entity, rather than which relation
   python -m lightcake_fast.train --dataset ddb14 --preset paper --out runs/paper
   python -m lightcake_fast.train --dataset ddb14 --seeds 0,1,2    the metrics with their deviation
   python -m lightcake_fast.train --resume runs/paper          go on after a stop of any kind
