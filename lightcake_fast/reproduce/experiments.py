@@ -51,7 +51,7 @@ def _table_2() -> Experiment:
     rows = [
         Row(spec.label, {"model": name}, spec.label) for name, spec in MODELS.items() if name != "lightcake"
     ]
-    for score in ("transe", "distmult"):
+    for score in ("complex", "simple", "rotate", "transe", "distmult"):
         label = f"{MODELS['lightcake'].label}-{MODELS[score].label}"
         rows.append(Row(label, {"model": "lightcake", "score": score}, label))
     return Experiment("Relation prediction by model (the paper's table 2)", "model", tuple(rows))

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, takers
+from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.training.config import TrainingConfig, dataset_key
 
 Settings = dict[str, int | float | bool | str]
@@ -103,6 +104,12 @@ BEST: dict[tuple[str, str], Settings] = {
         2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2
     ),
     ("ddb14", "transe"): _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12),
+    ("ddb14", "simple"): _best(
+        2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr=1e-2, lr_decay=0.2
+    ),
+    ("nell995", "rotate"): _best(
+        2, 64, 4096, input_dropout=0.0, row_dropout=0.1, unseen_rate=0.3, l2=3e-6, epochs=20, lr=1e-2
+    ),
 }
 OWN_DATA: Settings = _best(
     2, 64, 1024, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.1, l2=1e-6, epochs=20
@@ -124,7 +131,9 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("nell995", "distmult"): TERMS,
     ("nell995", "transe"): TERMS,
     ("ddb14", "distmult"): TERMS,
+    ("nell995", "rotate"): TERMS,
     ("ddb14", "transe"): TERMS,
+    ("ddb14", "simple"): TERMS,
 }
 
 # Without what helps to tell relations apart. Settings that trained well, not those of a search.
@@ -180,8 +189,8 @@ def preset_settings(
 ) -> Settings:
     """The settings of a preset for a data set (name or folder) and model; see `own_data` for unknown ones.
 
-    A baseline gets those of LightCAKE with the score nearest to its own, without what it lacks and without
-    the terms, which flags give it.
+    A score of the package that has no row here gets DistMult's. A baseline gets those of LightCAKE with the
+    score nearest to its own, without what it lacks and without the terms, which flags give it.
     """
     spec, key = MODELS[model], dataset_key(dataset) or ""
     if preset == "paper":
@@ -191,8 +200,10 @@ def preset_settings(
         steps = {name: fallback[name] for name in ("batch_size", "epochs", "patience")}
         return {**BEST_ENTITY.get(key, {**_ENTITY, **steps}), **spec.overrides}
     best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), fallback)
-    own = BEST_TERMS.get((key, score), {} if key else TERMS) if model == "lightcake" else spec.overrides
-    return {**best, **own}
+    if model != "lightcake":
+        return {**best, **spec.overrides}
+    searched = score if (key, score) in BEST or score not in BUILT_IN else "distmult"
+    return {**best, **BEST_TERMS.get((key, searched), {} if key else TERMS)}
 
 
 def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> TrainingConfig:

@@ -61,6 +61,18 @@ def test_best_preset_has_a_valid_row_for_every_data_set(dataset: str, score: str
     assert config.saved().items() >= row.items()
 
 
+@pytest.mark.parametrize("dataset", ["family", "wn18rr", "some/folder"])
+def test_a_score_without_a_row_has_distmults(dataset: str) -> None:
+    settings = resolve({"dataset": dataset, "score": "complex"}).saved()
+    assert settings == {**resolve({"dataset": dataset}).saved(), "score": "complex"}
+
+
+def test_scores_with_a_row_of_their_own() -> None:
+    assert resolve({"dataset": "ddb14", "score": "simple"}).lr == 1e-2
+    rotate = resolve({"dataset": "nell995", "score": "rotate"})
+    assert (rotate.lr, rotate.row_dropout, rotate.profile, rotate.links) == (1e-2, 0.1, "score", True)
+
+
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "lightcake"])
 @pytest.mark.parametrize("dataset", ["family", "wn18rr", "some/folder"])
 def test_baselines_have_no_terms_unless_told(name: str, dataset: str) -> None:
