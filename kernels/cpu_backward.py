@@ -190,10 +190,12 @@ def backward(
     lse_y: Tensor,
     plan: Plan,
     score: str,
+    partial: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
-    A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero.
+    A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. With
+    ``partial`` dL/dy leaves out q: relations have other triples elsewhere.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     row_dot_x, row_dot_y = x.new_empty(len(x)), x.new_empty(len(y))
@@ -206,7 +208,7 @@ def backward(
         x, y, g, q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
         s, lse_x, lse_y, row_dot_x, row_dot_y, link, part, score=score,
     )  # fmt: skip
-    sum_pass(width, len(y), grad_y, q, plan.relation_row, plan.relation_part, part)
+    sum_pass(width, len(y), grad_y, q[:0] if partial else q, plan.relation_row, plan.relation_part, part)
 
     grad_x, part = torch.empty_like(x), x.new_empty(slots, width)
     entity_pass(

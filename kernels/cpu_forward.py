@@ -23,13 +23,14 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
     Triples (h, r, t) and (t, r + R, h) are settled together, a block of raw triples at a time: their entity
     rows stay in the first cache between the dot products and the sums. The running maximum of the
     online softmax moves seldom, so rescaling costs little. A chunk whose triples are all masked has a
-    total of zero; a NaN among its scores makes it NaN. Rows moved a raw triple: e_h, e_t.
+    total of zero; a NaN among its scores makes it NaN. ``mask`` has ``ways`` numbers a raw triple: none, one,
+    or one for the triple and one for its inverse. Rows moved a raw triple: e_h, e_t.
     """
     psi_term, psi, phi_rel, columns = block.psi_term, block.psi, block.phi_rel, block.columns
     at, add, plus, times = block.at, block.add, block.plus, block.times
 
     def run(
-        x, y, head, tail, triple, chunk, chunk_row, mask, has_mask, with_sums,
+        x, y, head, tail, triple, chunk, chunk_row, mask, ways, with_sums,
         s, part, part_top, part_total, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
@@ -81,10 +82,12 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     s[2 * e1], s[2 * e1 + 1] = psi(a1), psi(b1)
                     s[2 * e2], s[2 * e2 + 1] = psi(a2), psi(b2)
                     s[2 * e3], s[2 * e3 + 1] = psi(a3), psi(b3)
-                if has_mask:
+                if ways > 0:
                     for e in range(first, last):
-                        if mask[triple[e]]:
-                            s[2 * e], s[2 * e + 1] = low, low
+                        if mask[ways * triple[e]]:
+                            s[2 * e] = low
+                        if mask[ways * triple[e] + ways - 1]:
+                            s[2 * e + 1] = low
                 if not with_sums:
                     continue
                 new_a, new_b = low, low
@@ -213,9 +216,18 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
 
 
 def forward(
-    x: Tensor, y: Tensor, plan: Plan, mask: Tensor | None, score: str, context: str
+    x: Tensor,
+    y: Tensor,
+    plan: Plan,
+    mask: Tensor | None,
+    score: str,
+    context: str,
+    partial: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The layer on contiguous CPU rows x [N, d] and y [2R, d].
+
+    The mask has shape [T], or [T, 2] for a triple and its inverse each on its own. With ``partial`` relations
+    have other triples elsewhere: their new rows are the weighted means alone, without y.
 
     Returns:
         New x and y; the scores [E] in relation order, each triple's before its inverse's, -inf where masked;
@@ -229,7 +241,8 @@ def forward(
     relation_pass(
         width, chunks,
         x, y, plan.head, plan.tail, plan.triple, plan.relation_chunk, plan.relation_chunk_row,
-        x.new_zeros(0, dtype=torch.bool) if mask is None else mask, mask is not None, with_relations,
+        x.new_zeros(0, dtype=torch.bool) if mask is None else mask.view(-1),
+        0 if mask is None else mask.ndim, with_relations,
         s, part, top, total, score=score,
     )  # fmt: skip
     new_x = torch.empty_like(x) if with_entities else x.clone()
@@ -238,7 +251,7 @@ def forward(
     if with_relations:
         merge_pass(
             width, len(y),
-            new_y, y, plan.relation_row, plan.relation_part, part, top, total, lse_y,
+            new_y, y[:0] if partial else y, plan.relation_row, plan.relation_part, part, top, total, lse_y,
         )  # fmt: skip
     if with_entities:
         part, top, total = _parts(x, slots)

@@ -317,15 +317,17 @@ def backward(
     score: str,
     sum_x: Tensor | None = None,
     sum_y: Tensor | None = None,
+    *,
+    partial: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
     A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. With
-    16-bit rows ``sum_x`` and ``sum_y`` are what the forward added to them.
+    16-bit rows ``sum_x`` and ``sum_y`` are what the forward added to them; with ``partial`` dL/dy lacks q.
     """
     width, real = x.shape[1], gpu_launch.sum_type(x.dtype)
     if len(s) == 0 or width == 0:
-        return g.clone(), q.clone()
+        return g.clone(), torch.zeros_like(q) if partial else q.clone()
     row_dot_x, row_dot_y = x.new_empty(len(x), dtype=real), y.new_empty(len(y), dtype=real)
     shape = gpu_launch.row_shape("backward.row_dot_pass", width, x.dtype)
     programs = triton.cdiv(len(y), shape["BLOCK_E"]) + triton.cdiv(len(x), shape["BLOCK_E"])
@@ -343,9 +345,9 @@ def backward(
         len(y), len(plan.merge_row) - len(y), width, x.dtype
     )
     sum_pass[(programs,)](
-        g_ptr=g, q_ptr=q, row_ptr=plan.merge_row, bound_ptr=plan.merge_part, part_ptr=part,
-        grad_x_ptr=grad_x, grad_y_ptr=grad_y, relation_rows=len(y), relation_programs=relation_programs,
-        **shape,
+        g_ptr=g, q_ptr=None if partial else q, row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
+        part_ptr=part, grad_x_ptr=grad_x, grad_y_ptr=grad_y, relation_rows=len(y),
+        relation_programs=relation_programs, **shape,
     )  # fmt: skip
     return grad_x, grad_y
 

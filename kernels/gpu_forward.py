@@ -43,7 +43,7 @@ from lightcake_fast.kernels.scores import SCORES
 def relation_pass(
     x_ptr, y_ptr, raw_ptr, triple_ptr, chunk_ptr, mask_ptr,
     s_ptr, part_ptr, part_top_ptr, part_total_ptr, num_relations,
-    block, COLUMNS: tl.constexpr, HAS_MASK: tl.constexpr, WITH_SUMS: tl.constexpr,
+    block, COLUMNS: tl.constexpr, WAYS: tl.constexpr, WITH_SUMS: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Both scores of each raw triple, and each chunk's share of its two relation sums.
@@ -51,7 +51,8 @@ def relation_pass(
     s(h, r, t) and s(t, r + R, h) go to their places in head order; with z = s - top, the chunk's sums are
     ``sum 2^z phi_rel`` and ``sum 2^z``. Each of the BLOCK_E triples side by side keeps a maximum and sums of
     its own, merged when the chunk ends. ``top`` need not be the maximum, only near it: it is raised, and the
-    sums scaled, when a score passes it by 2^16, so the scaling is all but never run.
+    sums scaled, when a score passes it by 2^16, so the scaling is all but never run. The mask has WAYS
+    numbers a raw triple: none, one, or one for the triple and one for its inverse.
 
     Bytes a raw triple: rows e_h, e_t; 16 of ids, 8 of scores.
     """
@@ -78,8 +79,12 @@ def relation_pass(
             row_pointers(x_ptr, tail, WIDTH, BLOCK_D),
         )
         s_a_ptr, s_b_ptr, live = s_ptr + forward, s_ptr + inverse, e + lane < end
-        if HAS_MASK:
-            left_out = tl.load(mask_ptr + tl.load(triple_ptr + place)) != 0
+        if WAYS == 1:
+            left_out_a = tl.load(mask_ptr + tl.load(triple_ptr + place)) != 0
+            left_out_b = left_out_a
+        elif WAYS == 2:
+            left_out_ptr = mask_ptr + 2 * tl.load(triple_ptr + place).to(tl.int64)
+            left_out_a, left_out_b = tl.load(left_out_ptr) != 0, tl.load(left_out_ptr + 1) != 0
         # the next ids travel while this block's rows do
         place = tl.minimum(e + BLOCK_E + lane, end - 1)
         raw = raw_ptr + 4 * place.to(tl.int64)
@@ -95,8 +100,8 @@ def relation_pass(
             term_a += block.psi_term(h_k, r[k : k + COLUMNS], t_k)
             term_b += psi_term_back(h_k, r_back[k : k + COLUMNS], t_k, block)
         s_a, s_b = block.psi(tl.sum(term_a, 1), sqrt), block.psi(tl.sum(term_b, 1), sqrt)
-        if HAS_MASK:
-            s_a, s_b = tl.where(left_out, low, s_a), tl.where(left_out, low, s_b)
+        if WAYS > 0:
+            s_a, s_b = tl.where(left_out_a, low, s_a), tl.where(left_out_b, low, s_b)
         tl.store(s_a_ptr, s_a, mask=live)
         tl.store(s_b_ptr, s_b, mask=live)
 
@@ -207,9 +212,18 @@ class Parts(NamedTuple):
 
 
 def forward(
-    x: Tensor, y: Tensor, plan: GpuPlan, mask: Tensor | None, score: str, context: str
+    x: Tensor,
+    y: Tensor,
+    plan: GpuPlan,
+    mask: Tensor | None,
+    score: str,
+    context: str,
+    partial: bool = False,
 ) -> list[Tensor]:
     """The layer on contiguous rows x [N, d] and y [2R, d] of one device.
+
+    The mask has shape [T], or [T, 2] for a triple and its inverse each on its own. With ``partial`` relations
+    have other triples elsewhere: their new rows are the weighted means alone, without y.
 
     Returns:
         New x and y; the scores [E] in head order, -inf where masked; each row's log-sum-exp, [N] and
@@ -234,7 +248,7 @@ def forward(
             relation_rows, len(plan.merge_row) - len(y) if with_entities else 0, x.shape[1], x.dtype
         )
         merge_pass[(programs,)](
-            x_ptr=x, y_ptr=y, row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
+            x_ptr=x, y_ptr=None if partial else y, row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
             part_ptr=part.acc, part_top_ptr=part.top, part_total_ptr=part.total,
             new_x_ptr=new_x, new_y_ptr=new_y, sum_x_ptr=sum_x, sum_y_ptr=sum_y,
             lse_x_ptr=lse_x, lse_y_ptr=lse_y, relation_rows=len(y), relation_programs=relation_programs,
@@ -277,7 +291,7 @@ def run_relation_pass(
         x_ptr=x, y_ptr=y, raw_ptr=plan.raw, triple_ptr=plan.triple, chunk_ptr=plan.relation_chunk,
         mask_ptr=s if mask is None else mask, s_ptr=s, part_ptr=part.acc, part_top_ptr=part.top,
         part_total_ptr=part.total, num_relations=len(y) // 2,
-        block=compiled.block, COLUMNS=compiled.columns, HAS_MASK=mask is not None, WITH_SUMS=sums,
+        block=compiled.block, COLUMNS=compiled.columns, WAYS=0 if mask is None else mask.ndim, WITH_SUMS=sums,
         **gpu_launch.row_shape("forward.relation_pass", x.shape[1], x.dtype, compiled.columns),
     )  # fmt: skip
 

@@ -13,6 +13,10 @@ class InputError(ValueError):
     """
 
 
+class LostRankError(RuntimeError):
+    """Another of the processes that train together has ended, or does not answer."""
+
+
 class DataWarning(UserWarning):
     """Data is taken as it is, but looks like a mistake, or is not all there.
 

@@ -150,12 +150,12 @@ def tune_context_layer(
         ValueError: if an argument is wrong, or Triton cannot run here.
     """
     _check_width(score, "dim", dim)
-    _check_fused(score, "triton")
+    check_fused(score, "triton")
     if dim < 1:
         raise ValueError(f"dim: got {dim}, wanted at least 1")
     if not dtype.is_floating_point:
         raise ValueError(f"dtype: got {dtype}, wanted a floating-point type")
-    _runnable("triton", graph.device.type)
+    runnable("triton", graph.device.type)
     from lightcake_fast.kernels import gpu_tune
 
     with launching(graph.device):
@@ -185,9 +185,9 @@ def _checked(
     _check_width(score, "entities", entities.shape[1])
     if backend == "auto" and not fused(score):
         return entities, relations, "reference"
-    _check_fused(score, backend)
-    runnable = _runnable(backend, entities.device.type)
-    return entities, relations, without_transforms(runnable, backend, entities, relations)
+    check_fused(score, backend)
+    chosen = runnable(backend, entities.device.type)
+    return entities, relations, without_transforms(chosen, backend, entities, relations)
 
 
 def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
@@ -231,13 +231,18 @@ def _check_width(score: str, name: str, width: int) -> None:
         raise InputError(f"{name}: got width {width}, wanted a multiple of {columns} for score {score!r}")
 
 
-def _check_fused(score: str, backend: str) -> None:
+def check_fused(score: str, backend: str) -> None:
+    """Raise ``InputError`` for a fused back end by name that lacks the score."""
     if backend in ("numba", "triton") and not fused(score):
         raise InputError(f"backend: got {backend!r}, wanted 'reference', which alone has score {score!r}")
 
 
-def _runnable(backend: str, device: str) -> str:
-    """The back end that "auto" stands for on a device, if it can run there."""
+def runnable(backend: str, device: str) -> str:
+    """The back end that "auto" stands for on a device.
+
+    Raises:
+        InputError: it cannot run there.
+    """
     if backend == "auto":
         backend = {"cpu": "numba", "cuda": "triton"}.get(device, "reference")
     if backend == "numba" and device != "cpu":

@@ -10,9 +10,9 @@ from lightcake_fast.kernels.segment_plan import SegmentPlan, build_segment_plan
 from lightcake_fast.launching import launching
 from lightcake_fast.ops import (
     BACKENDS,
-    _runnable,
     autocast_first,
     no_second_derivative,
+    runnable,
     without_transforms,
 )
 from lightcake_fast.reference import segments as reference
@@ -206,7 +206,7 @@ def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | 
     ):
         if device != values.device:
             raise ValueError(f"{name}: got device {device}, wanted the values', {values.device}")
-    return without_transforms(_runnable(backend, values.device.type), backend, scores, values)
+    return without_transforms(runnable(backend, values.device.type), backend, scores, values)
 
 
 def _kernels(backend: str) -> Any:

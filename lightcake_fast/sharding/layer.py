@@ -1,0 +1,155 @@
+"""A layer that several processes compute together, each for the rows that it owns.
+
+The halo's rows come before the passes and their gradients go back after them; entity softmaxes need nothing
+else, since all triples of a head lie with its owner. Relation rows are the same on all ranks. Their gradient
+is a share on each rank everywhere outside of a layer: the shares add up to it.
+
+Bytes that a rank sends for a layer, w bytes a number, with H halo rows and S rows that are halo of others:
+``(S + H) d w + (P - 1) 2R (d + 1) w + 2 (P - 1)/P 2R d w``, for the halo both ways, the means and the
+relations' gradient; with context "entity" the first alone.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.sharding import operator
+from lightcake_fast.sharding.shard import HeldTriples, Layout
+from lightcake_fast.sharding.world import World
+
+
+class Shard:
+    """What a rank holds of the context, and how it reaches the rest.
+
+    Args:
+        layout: The rank's rows.
+        held: Its training triples.
+        num_relations: R.
+        world: All ranks.
+        device: Where it computes.
+
+    Attributes:
+        layout: As given.
+        held: As given.
+        world: As given.
+        graph: The triples held, over own rows and the halo.
+    """
+
+    def __init__(
+        self, layout: Layout, held: HeldTriples, num_relations: int, world: World, device: torch.device
+    ) -> None:
+        self.layout, self.held, self.world = layout, held, world
+        self.own, halo = len(layout.rows), len(layout.halo)
+        heads, tails = layout.local(held.triples[:, 0]), layout.local(held.triples[:, 2])
+        triples = torch.from_numpy(np.stack([heads, held.triples[:, 1], tails], 1)).to(device)
+        self.graph = ContextGraph.from_triples(triples, self.own + halo, num_relations)
+        self._dead = torch.from_numpy(held.owners != layout.rank).to(device)
+        self._sent = torch.from_numpy(layout.sent).to(device)
+        self._out, self._in = layout.sent_to.tolist(), layout.halo_from.tolist()
+
+    def left_out(self, mask: Tensor | None) -> Tensor:
+        """The directions that do not count here: bool (T, 2), for a mask of raw triples (T,) or None."""
+        return self._dead if mask is None else self._dead | mask[:, None]
+
+    def with_halo(self, rows: Tensor) -> Tensor:
+        """Own rows (n, d), then the halo's."""
+        return torch.cat([rows, self.world.exchange(rows.index_select(0, self._sent), self._out, self._in)])
+
+    def to_owners(self, gradients: Tensor) -> Tensor:
+        """Gradients of own rows (n, d), with what the others owe to them, from those of own rows and halo."""
+        own, halo = gradients[: self.own].clone(), gradients[self.own :]
+        owed = self.world.exchange(halo, self._in, self._out)
+        # rank after rank, each of which has a row once: no atomics on a GPU, and the same bits again
+        for rows, part in zip(torch.split(self._sent, self._out), torch.split(owed, self._out), strict=True):
+            own.index_add_(0, rows, part)
+        return own
+
+
+def sharded_layer(
+    entities: Tensor,
+    relations: Tensor,
+    shard: Shard,
+    *,
+    score: str = "distmult",
+    context: str = "both",
+    mask: Tensor | None = None,
+    residual: bool = True,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """``context_layer`` of a graph that is divided among processes: all must call it.
+
+    Args:
+        entities: the rank's own rows (n, d), float32 or float64.
+        relations: shape (2R, d), the same on all ranks.
+        shard: the rank's part of the graph.
+        score: as in ``context_layer``.
+        context: as in ``context_layer``.
+        mask: bool (T,), of the triples that the shard holds.
+        residual: as in ``context_layer``.
+        backend: as in ``context_layer``.
+
+    Returns:
+        New own rows (n, d) and relations (2R, d).
+
+    Raises:
+        ValueError: as ``context_layer``.
+    """
+    chosen = operator.check_tables(entities, relations, score, backend)
+    x, y = _ShardedLayer.apply(  # type: ignore[no-untyped-call]
+        entities, relations, shard, shard.left_out(mask), score, context, chosen
+    )
+    return (x, y) if residual else (x - entities, y - relations)
+
+
+def exchanged(rows: Tensor, world: World, sent: list[int], received: list[int]) -> Tensor:
+    """``World.exchange`` of rows whose gradients go back the same way."""
+    found: Tensor = _Exchange.apply(rows, world, sent, received)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, world: World, sent: list[int], received: list[int]) -> Tensor:
+        ctx.back = world, received, sent
+        return world.exchange(rows, sent, received)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        world, sent, received = ctx.back
+        return world.exchange(g, sent, received), None, None, None
+
+
+class _ShardedLayer(torch.autograd.Function):
+    """Two exchanges of rows, one gathering of relation means, one sum of relation gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, y: Tensor, shard: Shard, off: Tensor, score: str, context: str, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        x, y = shard.with_halo(x), y.contiguous()
+        share = operator.forward(x, y, shard.graph, off, score, context, backend)
+        new_y, lse_y = y.clone(), share.lse_relations
+        if context != "entity":
+            both = shard.world.gather(torch.cat([share.means, share.lse_relations[:, None]], 1))
+            new_y, lse_y = operator.merge_relations(y, both[..., :-1], both[..., -1])
+        ctx.save_for_backward(x, y, *share, new_y, lse_y)
+        ctx.shard, ctx.score, ctx.context, ctx.backend = shard, score, context, backend
+        return share.entities[: shard.own].clone(), new_y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:
+        shard: Shard = ctx.shard
+        x, y, *rest = ctx.saved_tensors
+        share, (new_y, lse_y) = operator.Share(*rest[:5]), rest[5:]
+        # outside of the context no relation weighs anything, and its gradient is not looked at
+        whole = q if ctx.context == "entity" else shard.world.add(q.clone())
+        g = torch.cat([g, g.new_zeros(len(x) - shard.own, g.shape[1])])
+        grad_x, grad_y = operator.backward(
+            g, whole.contiguous(), x, y, share, new_y, lse_y, shard.graph, ctx.score, ctx.backend
+        )
+        return shard.to_owners(grad_x), q + grad_y, None, None, None, None, None

@@ -1,0 +1,139 @@
+"""A shard's part of a layer, without communication.
+
+A shard's rows are [own; halo]. Of the two directions of its raw triples those are live whose head is its own.
+The others have score -inf and a halo row has log-sum-exp +inf and gradient zero: then the passes of the
+whole graph, and every formula of docs/op.md, hold as they are. A relation's triples lie in many shards: each
+gives the mean over its own with their log-sum-exp, and ``merge_relations`` makes one row of them.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.ops import check_fused, runnable, without_transforms
+from lightcake_fast.reference import partial as reference_partial
+from lightcake_fast.scores import fused
+
+
+class Share(NamedTuple):
+    """What a shard makes of a layer's rows.
+
+    Attributes:
+        entities: new rows (N, d), those of the halo as they were.
+        means: (2R, d), the softmax-weighted mean over the shard's own triples of each relation.
+        scores: (E,), in the back end's order.
+        lse_entities: (N,), log-sum-exps of the rows; +inf in the halo.
+        lse_relations: (2R,), of the means; +inf for a relation without a live triple here.
+    """
+
+    entities: Tensor
+    means: Tensor
+    scores: Tensor
+    lse_entities: Tensor
+    lse_relations: Tensor
+
+
+def check_tables(x: Tensor, y: Tensor, score: str, backend: str) -> str:
+    """The back end that "auto" stands for.
+
+    Raises:
+        InputError: it cannot run here, or lacks the score.
+        ValueError: the rows are not float32 or float64.
+    """
+    if x.dtype not in (torch.float32, torch.float64) or y.dtype != x.dtype:
+        raise ValueError(f"rows: got {x.dtype} and {y.dtype}, wanted both torch.float32 or torch.float64")
+    if backend == "auto" and not fused(score):
+        return "reference"
+    check_fused(score, backend)
+    return without_transforms(runnable(backend, x.device.type), backend, x, y)
+
+
+def forward(
+    x: Tensor, y: Tensor, graph: ContextGraph, mask: Tensor, score: str, context: str, backend: str
+) -> Share:
+    """A shard's share of a layer.
+
+    Args:
+        x: own rows, then the halo's, (N, d), contiguous.
+        y: relations (2R, d), contiguous.
+        graph: all raw triples that the shard holds.
+        mask: bool (T, 2), True leaves out a raw triple, or its inverse, for itself.
+        score: as in ``context_layer``.
+        context: as in ``context_layer``.
+        backend: "triton", "numba" or "reference".
+    """
+    if backend == "triton":
+        from lightcake_fast.kernels import gpu_forward
+
+        return Share(*gpu_forward.forward(x, y, graph.gpu_plan, mask, score, context, partial=True))
+    if backend == "numba":
+        from lightcake_fast.kernels import cpu_forward
+
+        return Share(*cpu_forward.forward(x, y, graph.plan, mask, score, context, partial=True))
+    both_ways = mask.T.reshape(-1)
+    return Share(*reference_partial.forward(x, y, graph.context_triples, both_ways, score, context))
+
+
+def backward(
+    g: Tensor,
+    q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    share: Share,
+    new_y: Tensor,
+    lse_y: Tensor,
+    graph: ContextGraph,
+    score: str,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """dL/dx (N, d), of the halo's rows as well, and the share of dL/dy (2R, d) without q.
+
+    Args:
+        g: gradient of the new rows (N, d), zero in the halo.
+        q: that of the new relations (2R, d), whole.
+        x: as in ``forward``.
+        y: as in ``forward``.
+        share: what it returned.
+        new_y: what ``merge_relations`` made of all shares.
+        lse_y: likewise.
+        graph: as in ``forward``.
+        score: as in ``forward``.
+        backend: as in ``forward``.
+    """
+    new_x, _, s, lse_x, _ = share
+    if backend == "triton":
+        from lightcake_fast.kernels import gpu_backward
+
+        plan = graph.gpu_plan
+        return gpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, plan, score, partial=True)
+    if backend == "numba":
+        from lightcake_fast.kernels import cpu_backward
+
+        plan_ = graph.plan
+        return cpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, plan_, score, partial=True)
+    triples = graph.context_triples
+    return reference_partial.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, triples, score)
+
+
+def merge_relations(y: Tensor, means: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """New relations from the means of all shards, in their order.
+
+    Args:
+        y: relations (2R, d).
+        means: (P, 2R, d), of each shard.
+        lses: (P, 2R), their log-sum-exps, +inf where a shard has none.
+
+    Returns:
+        y plus the mean over all triples (2R, d), and its log-sum-exp (2R,), +inf without a live triple.
+    """
+    none = lses == torch.inf
+    top = lses.masked_fill(none, -torch.inf).amax(0)
+    shift = top.masked_fill(top == -torch.inf, 0)
+    weights = (lses - shift).exp().masked_fill(none, 0)
+    total = weights.sum(0)
+    nothing = total == 0
+    some = total.masked_fill(nothing, 1)
+    mean = (weights[..., None] * means).sum(0) / some[:, None]
+    return y + mean, (shift + some.log()).masked_fill(nothing, torch.inf)

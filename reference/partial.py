@@ -1,0 +1,88 @@
+"""A part of a layer in plain PyTorch: relations have other triples elsewhere."""
+
+import torch
+from torch import Tensor
+
+from lightcake_fast.reference.scores import SCORES, Score
+
+Triples = tuple[Tensor, Tensor, Tensor]
+
+
+def forward(
+    x: Tensor, y: Tensor, triples: Triples, mask: Tensor, score: str, context: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The part of a layer that some context triples make.
+
+    Args:
+        x: entities (N, d).
+        y: relations (2R, d).
+        triples: ids of all E context triples: (h, r, t), each int64 of shape (E,).
+        mask: bool (E,), True leaves the context triple out.
+        score: a key of ``SCORES``.
+        context: "both", "entity" or "relation".
+
+    Returns:
+        New entities; the weighted means of relations, without y (y itself outside of the context); the scores
+        (E,), -inf where masked; each row's log-sum-exp, +inf without a live triple or outside of the context.
+    """
+    h, r, _ = triples
+    f, e_h, e_r, e_t = _rows(x, y, triples, score)
+    s = f.psi(e_h, e_r, e_t).masked_fill(mask, -torch.inf)
+    new_x, lse_x = x.clone(), x.new_full((len(x),), torch.inf)
+    new_y, lse_y = y.clone(), y.new_full((len(y),), torch.inf)
+    if context != "relation":
+        mean, lse_x = _weighted_means(s, h, len(x), f.phi_ent(e_r, e_t))
+        new_x = x + mean
+    if context != "entity":
+        new_y, lse_y = _weighted_means(s, r, len(y), f.phi_rel(e_h, e_t))
+    return new_x, new_y, s, lse_x, lse_y
+
+
+def backward(
+    g: Tensor,
+    q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    new_x: Tensor,
+    new_y: Tensor,
+    s: Tensor,
+    lse_x: Tensor,
+    lse_y: Tensor,
+    triples: Triples,
+    score: str,
+) -> tuple[Tensor, Tensor]:
+    """dL/dx, and this part's share of dL/dy without q, from gradients of whole new rows.
+
+    The weights are constants of the sum that autograd differentiates, and a score counts by its dL/ds:
+    ``alpha <g_h, phi_ent> + beta <q_r, phi_rel> + delta s``. Source: docs/op.md, "The gradient of one layer".
+    """
+    h, r, _ = triples
+    alpha, beta = (s - lse_x.index_select(0, h)).exp(), (s - lse_y.index_select(0, r)).exp()
+    dot_x, dot_y = (g * (new_x - x)).sum(1), (q * (new_y - y)).sum(1)
+    with torch.enable_grad():
+        x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+        f, e_h, e_r, e_t = _rows(x, y, triples, score)
+        of_head = (g.index_select(0, h) * f.phi_ent(e_r, e_t)).sum(1)
+        of_relation = (q.index_select(0, r) * f.phi_rel(e_h, e_t)).sum(1)
+        delta = alpha * (of_head.detach() - dot_x.index_select(0, h))
+        delta = delta + beta * (of_relation.detach() - dot_y.index_select(0, r))
+        total = (alpha * of_head + beta * of_relation + delta * f.psi(e_h, e_r, e_t)).sum()
+        grad_x, grad_y = torch.autograd.grad(total, (x, y))
+    return g + grad_x, grad_y
+
+
+def _rows(x: Tensor, y: Tensor, triples: Triples, score: str) -> tuple[Score, Tensor, Tensor, Tensor]:
+    h, r, t = triples
+    return SCORES[score], x.index_select(0, h), y.index_select(0, r), x.index_select(0, t)
+
+
+def _weighted_means(s: Tensor, segment: Tensor, rows: int, phi: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax-weighted means of phi (E, d) in each segment, and the log-sum-exps of the scores."""
+    top = s.new_full((rows,), -torch.inf).scatter_reduce(0, segment, s, "amax")
+    shift = top.masked_fill(top == -torch.inf, 0)  # a segment with no live triple
+    weight = (s - shift.index_select(0, segment)).exp()
+    total = s.new_zeros(rows).index_add(0, segment, weight)
+    none = total == 0
+    some = total.masked_fill(none, 1)
+    sums = phi.new_zeros(rows, phi.shape[1]).index_add(0, segment, weight[:, None] * phi)
+    return sums / some[:, None], (shift + some.log()).masked_fill(none, torch.inf)

@@ -1,0 +1,71 @@
+"""Layers that ranks compute together: they are those of the whole graph, and send what the formula says."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.ops import context_layer
+from lightcake_fast.sharding.layer import Shard, sharded_layer
+from lightcake_fast.sharding.shard import HeldTriples, Layout
+from lightcake_fast.sharding.world import World
+from tests.support.graphs import CONTEXTS, layer_inputs
+from tests.support.worlds import in_threads
+
+
+def two_layers(
+    x: Tensor,
+    y: Tensor,
+    graph: ContextGraph,
+    mask: Tensor,
+    owner: npt.NDArray[np.int64],
+    context: str,
+    world: World,
+) -> tuple[list[Tensor], Shard]:
+    """New rows after two layers and gradients of a loss of theirs, of own rows and relations."""
+    held = HeldTriples.of(graph.triples.numpy(), owner, world.rank)
+    layout = Layout.of(held, np.flatnonzero(owner == world.rank), world.rank, world.ranks)
+    shard = Shard(layout, held, graph.num_relations, world, x.device)
+    rows, local = torch.from_numpy(layout.rows), mask[torch.from_numpy(held.number)]
+    own, y = x[rows].requires_grad_(), y.clone().requires_grad_()
+    tables = own, y
+    for _ in range(2):
+        tables = sharded_layer(
+            *tables, shard, score="transe", context=context, mask=local, backend="reference"
+        )
+    # the loss of the relations is divided among ranks, that of the entities is each owner's
+    loss = tables[0].square().sum() + tables[1].cos().sum() / world.ranks
+    grad_x, grad_y = torch.autograd.grad(loss, (own, y))
+    return [*(table.detach() for table in tables), grad_x, grad_y], shard
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_compute_the_whole_layers(context: str, ranks: int) -> None:
+    x, y, graph, mask = layer_inputs("hub", 6, torch.float64)
+    owner = np.random.default_rng(0).integers(0, ranks, len(x))
+    work = in_threads(ranks, lambda world: two_layers(x, y, graph, mask, owner, context, world))
+    x, y = x.requires_grad_(), y.requires_grad_()
+    tables = x, y
+    for _ in range(2):
+        tables = context_layer(
+            *tables, graph, score="transe", context=context, mask=mask, backend="reference"
+        )
+    grad_x, grad_y = torch.autograd.grad(tables[0].square().sum() + tables[1].cos().sum(), (x, y))
+    shares = sum((found[3] for found, _ in work), torch.zeros_like(y))
+    for rank, (found, shard) in enumerate(work):
+        rows = torch.from_numpy(shard.layout.rows)
+        for actual, expected in zip(
+            (*found[:3], shares), (tables[0][rows], tables[1], grad_x[rows], grad_y), strict=True
+        ):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+        numbers, layout = x.shape[1], shard.layout
+        assert layout.sent_to[rank] == layout.halo_from[rank] == 0
+        sent = {"exchange": (len(layout.sent) + len(layout.halo)) * numbers}
+        if context != "entity":
+            sent["gather"] = (ranks - 1) * len(y) * (numbers + 1)
+            sent["add"] = 2 * (ranks - 1) * len(y) * numbers // ranks
+        # two layers, eight bytes a number
+        assert shard.world.sent == {kind: 16 * count for kind, count in sent.items()}

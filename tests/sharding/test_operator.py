@@ -1,0 +1,131 @@
+"""Shards computed one after another in one process: together they are the whole graph's layer."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import plan as kernels_plan
+from lightcake_fast.ops import context_layer
+from lightcake_fast.scores import BUILT_IN
+from lightcake_fast.sharding import operator
+from lightcake_fast.sharding.layer import Shard
+from lightcake_fast.sharding.shard import HeldTriples, Layout
+from lightcake_fast.sharding.world import World
+from tests.support.graphs import CONTEXTS, layer_inputs, pairwise
+
+GRID = {
+    "score": BUILT_IN,
+    "context": CONTEXTS,
+    "masked": (False, True),
+    "ranks": (1, 2, 3),
+    "name": ("sparse", "edges", "hub", "duplicates"),
+    "width": (4, 16),
+}
+CASES = pairwise(GRID)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few triples make a hub, also for the interpreter."""
+    monkeypatch.setattr(kernels_plan, "GPU_ENTITY_CHUNK", 7)
+    monkeypatch.setattr(kernels_plan, "GPU_RELATION_CHUNK", (8, 16))
+
+
+def whole_layer(
+    x: Tensor,
+    y: Tensor,
+    g: Tensor,
+    q: Tensor,
+    graph: ContextGraph,
+    mask: Tensor | None,
+    score: str,
+    context: str,
+) -> list[Tensor]:
+    """New rows and gradients by the reference and autograd."""
+    x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+    tables = context_layer(x, y, graph, score=score, context=context, mask=mask, backend="reference")
+    rows = [table.clone() for table in tables]
+    return [row.detach() for row in rows] + list(torch.autograd.grad(rows, (x, y), (g, q)))
+
+
+def shards_in_turn(
+    x: Tensor,
+    y: Tensor,
+    g: Tensor,
+    q: Tensor,
+    graph: ContextGraph,
+    mask: Tensor | None,
+    owner: npt.NDArray[np.int64],
+    ranks: int,
+    *,
+    score: str,
+    context: str,
+    backend: str,
+) -> list[Tensor]:
+    """The same from the shards, what they exchange moved by hand."""
+    triples = graph.triples.numpy()
+    parts = []
+    for rank in range(ranks):
+        held = HeldTriples.of(triples, owner, rank)
+        layout = Layout.of(held, np.flatnonzero(owner == rank), rank, ranks)
+        shard = Shard(layout, held, graph.num_relations, World(), x.device)
+        names = torch.from_numpy(np.concatenate([layout.rows, layout.halo]))
+        off = shard.left_out(None if mask is None else mask[torch.from_numpy(held.number)])
+        share = operator.forward(x[names], y, shard.graph, off, score, context, backend)
+        parts.append((shard.own, names, shard.graph, share))
+    new_y, lse_y = y.clone(), torch.full((len(y),), torch.inf, dtype=y.dtype)
+    if context != "entity":
+        new_y, lse_y = operator.merge_relations(
+            y, torch.stack([p[3].means for p in parts]), torch.stack([p[3].lse_relations for p in parts])
+        )
+    new_x, grad_x, grad_y = torch.full_like(x, torch.nan), torch.zeros_like(x), q.clone()
+    for own, names, local, share in parts:
+        new_x[names[:own]] = share.entities[:own]
+        g_local = g[names].clone()
+        g_local[own:] = 0
+        dx, dy = operator.backward(g_local, q, x[names], y, share, new_y, lse_y, local, score, backend)
+        grad_x.index_add_(0, names, dx)
+        grad_y += dy
+    return [new_x, new_y, grad_x, grad_y]
+
+
+def assert_shards_make_the_whole(
+    backend: str, score: str, context: str, masked: bool, ranks: int, name: str, width: int
+) -> None:
+    x, y, graph, mask = layer_inputs(name, width, torch.float64)
+    random = torch.Generator().manual_seed(3)
+    g, q = (torch.randn(t.shape, generator=random, dtype=torch.float64) for t in (x, y))
+    owner = np.random.default_rng(5).integers(0, ranks, len(x))
+    if ranks == 3:
+        owner[owner == 2] = 0  # a rank without entities
+    given = (x, y, g, q, graph, mask if masked else None)
+    actual = shards_in_turn(*given, owner, ranks, score=score, context=context, backend=backend)
+    expected = whole_layer(*given, score=score, context=context)
+    for what, a, b in zip(("entities", "relations", "dL/dx", "dL/dy"), actual, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * (1 + b.abs().max().item()), msg=what)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_shards_make_the_whole(case: dict[str, object]) -> None:
+    assert_shards_make_the_whole("reference", **case)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "case",  # two scores in the quick run: each of the others takes seconds to compile
+    [pytest.param(c, marks=[] if c["score"] in ("distmult", "transe") else pytest.mark.full) for c in CASES],
+    ids=str,
+)
+def test_shards_make_the_whole_on_numba(case: dict[str, object]) -> None:
+    assert_shards_make_the_whole("numba", **case)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if n < 4 else pytest.mark.full) for n, case in enumerate(CASES)],
+    ids=str,
+)
+def test_shards_make_the_whole_on_triton(case: dict[str, object]) -> None:
+    assert_shards_make_the_whole("triton", **case)  # type: ignore[arg-type]
