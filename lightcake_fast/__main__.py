@@ -13,6 +13,7 @@ COMMANDS = {
     "evaluate": "metrics of a run, by relation or degree too",
     "export": "write refined embeddings for other programs",
     "search": "search settings on the validation split",
+    "partition": "divide a data set among several processes",
     "reproduce": "make the paper's tables and figures anew",
 }
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightcake_fast.errors import DataWarning, InputError, memory_wanted
+from lightcake_fast.errors import DataWarning, InputError, LostRankError, memory_wanted
 from lightcake_fast.terminal import prepare_streams, silence_stdout
 
 # what a machine lacks, and no other argument mends
@@ -65,7 +65,8 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         argv: The arguments; None takes those of the process.
 
     Returns:
-        The command's own code; 1 when memory or disk space ran out; 2 after an `InputError` or another
+        The command's own code; 1 when memory or disk space ran out, or another
+        process of the training did; 2 after an `InputError` or another
         failed file operation; 130 after Ctrl-C; 141 when the reader of stdout has gone (`... | head`).
         Other exceptions are bugs and propagate.
     """
@@ -121,6 +122,8 @@ def _told(error: Exception) -> tuple[str | None, int]:
     wanted = memory_wanted(error)
     if wanted is not None:
         return f"out of memory: {wanted}", 1
+    if isinstance(error, LostRankError):
+        return str(error), 1
     if isinstance(error, OSError):
         problem = error.strerror or str(error)
         problem = f"{error.filename}: {problem}" if error.filename else problem

@@ -2,17 +2,19 @@
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from lightcake_fast import cli
 from lightcake_fast.data import KnowledgeGraph, load_dataset
-from lightcake_fast.errors import InputError, did_you_mean
+from lightcake_fast.errors import DataWarning, InputError, did_you_mean
 from lightcake_fast.inference.result import TrainingResult
 from lightcake_fast.process import prepare_process
 from lightcake_fast.scores import import_score, named_by_module
+from lightcake_fast.sharding.world import World, joined
 from lightcake_fast.terminal import Console
 from lightcake_fast.training.config import TrainingConfig, add_flags, fields, resumed
 from lightcake_fast.training.experiment import check
@@ -23,6 +25,7 @@ from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import flushed_denormals
 from lightcake_fast.training.settings_file import read_settings
+from lightcake_fast.training.sharded import load_share, with_partition
 
 DESCRIPTION = "Train LightCAKE on a knowledge graph, and test how well it predicts relations, or entities."
 EPILOG = """\
@@ -37,9 +40,11 @@ examples:
   python -m lightcake_fast.train --resume runs/paper          go on after a stop of any kind
   python -m lightcake_fast.train --resume runs/paper --epochs 30
   python -m lightcake_fast.train --resume runs/mine --dataset moved/folder
+  torchrun --nproc-per-node 4 -m lightcake_fast.train --dataset my/folder     by 4 processes (docs/scale.md)
 
 Flags that are not given take the preset's values for the data set and score. Ctrl-C and SIGTERM save first.
-Exit codes: 0 done, 1 out of memory or disk space, 2 wrong input, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 out of memory or disk space (or another process is lost), 2 wrong input, 130 Ctrl-C,
+143 SIGTERM.
 """
 
 
@@ -92,23 +97,28 @@ def _train(
     callbacks: Iterable[Callback] = (),
     *,
     kept: bool = True,
+    world: World | None = None,
 ) -> TrainingResult:
-    """Train what the settings `explicit` describe, in a run folder that is `kept` or not."""
-    config, data, run = prepared(data, explicit, kept=kept)
+    """Train what the settings `explicit` describe, in a run folder that is `kept` or not.
+
+    With a `world` that torchrun started, this process has a share of the data set.
+    """
+    config, data, run = prepared(data, explicit, kept=kept, world=world)
     with run:
         train_to_end(config, data, run, reporter, interrupt, tuple(callbacks))
     return TrainingResult.of(run, data)
 
 
 def prepared(
-    data: Any, explicit: Mapping[str, Any], *, kept: bool = True
-) -> tuple[TrainingConfig, KnowledgeGraph, RunFolder]:
+    data: Any, explicit: Mapping[str, Any], *, kept: bool = True, world: World | None = None
+) -> tuple[TrainingConfig, Any, RunFolder]:
     """What a training starts from: configuration, data set and run folder, new or to go on with.
 
     Args:
         data: See `train`.
         explicit: The settings given.
         kept: Whether the run folder stays.
+        world: All processes that torchrun started, of which this one gets a share of the data set.
 
     Raises:
         InputError: See `train`.
@@ -120,10 +130,11 @@ def prepared(
         options = {name: value for name, value in explicit.items() if name in ("split", "strip")}
         explicit = {name: value for name, value in explicit.items() if name not in options}
         at_hand = at_hand or KnowledgeGraph.from_triples(data, **options)
+    explicit = with_partition(explicit)
     if "resume" in explicit:
-        run = RunFolder.open(Path(explicit["resume"]).expanduser())
+        run = _folder(world, lambda: RunFolder.open(Path(explicit["resume"]).expanduser()))
         config = resumed(run.config, explicit).anchored()
-        data = at_hand or run.load_dataset(config)
+        data = at_hand or _loaded(config, world, run)
     elif at_hand is not None:
         config = resolve({**explicit, "dataset": at_hand.name}, len(at_hand.train))
         check(config, at_hand)
@@ -131,11 +142,30 @@ def prepared(
         data, config = at_hand, run.config
     else:
         config = resolve(explicit)
-        data = load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
-        config = resolve(explicit, len(data.train)).anchored()
+        data = _loaded(config, world)
+        config = resolve(explicit, data.num_train).anchored()
         check(config, data)
-        run = RunFolder.create(config, data.name, kept=kept)
+        run = _folder(world, lambda: RunFolder.create(config, data.name, kept=kept))
     return config, data, run
+
+
+def _folder(world: World | None, make: Callable[[], RunFolder]) -> RunFolder:
+    return make() if world is None else RunFolder.of_all(world, make)
+
+
+def _loaded(config: TrainingConfig, world: World | None, run: RunFolder | None = None) -> Any:
+    """The data set, or this process's share of it."""
+
+    def whole() -> KnowledgeGraph:
+        if run is not None:
+            return run.load_dataset(config)
+        return load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
+
+    if world is not None:
+        return load_share(config, world, whole)
+    if config.partition is not None:
+        raise InputError("partition: is for several processes: wanted torchrun, or no --partition")
+    return whole()
 
 
 def make_parser() -> cli.ArgumentParser:
@@ -186,12 +216,17 @@ def main(argv: Sequence[str]) -> int:
     if file is not None:
         explicit = {**read_settings(file.expanduser()), **explicit}
     quiet = explicit.get("quiet", False)
-    with Interrupt() as interrupt:
+    with joined() as world, Interrupt() as interrupt:
+        console = None if world is None or world.first else Console(quiet=True)
+        if console is not None:
+            warnings.simplefilter("ignore", DataWarning)  # the first process tells
         runs = _with_seeds(explicit, seeds)
-        summaries = [_train(None, each, Reporter(quiet), interrupt).summary for each in runs]
+        summaries = [
+            _train(None, each, Reporter(quiet, console), interrupt, world=world).summary for each in runs
+        ]
         interrupt.leave()
     if seeds is not None:
-        Reporter(quiet).seeds(summaries)
+        Reporter(quiet, console).seeds(summaries)
     return 0
 
 

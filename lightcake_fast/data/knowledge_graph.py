@@ -117,6 +117,11 @@ class KnowledgeGraph:
         """R, the raw relations: inverses are not counted."""
         return len(self.relations)
 
+    @property
+    def num_train(self) -> int:
+        """T, the training triples."""
+        return len(self.train)
+
     def split(self, name: str) -> NDArray[np.int64]:
         """The triples of the split called `name`.
 

@@ -9,10 +9,12 @@ from torch.nn import functional
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models.draws import NumberedDraws, SequentialDraws
 from lightcake_fast.models.entity_scores import Questions, all_scores, ask, cross_entropy
-from lightcake_fast.models.evidence import Evidence, evidence_of
+from lightcake_fast.models.evidence import Evidence, Weighed, evidence_of
 from lightcake_fast.models.terms import PROFILES, Links, RelationProfile
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
+from lightcake_fast.sharding.layer import Shard
 
 
 class RelationModel(nn.Module):
@@ -129,23 +131,46 @@ class RelationModel(nn.Module):
         """
         return self._encode(*self.inputs(graph, mask, generator), graph, mask, backend)
 
-    def inputs(
-        self, graph: ContextGraph, mask: Tensor | None = None, generator: Generator | None = None
+    def refine_shard(
+        self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """The tables that the first layer is given; arguments as in ``refine``."""
+        """``refine`` of a model that has a shard's own entity rows, with all ranks.
+
+        Args:
+            shard: the rank's part of the context.
+            mask: bool (T,), of the triples that the shard holds, or None.
+            draws: source of the dropout in training.
+            backend: as in ``context_layer``.
+
+        Returns:
+            Own rows (n, d) and relations.
+        """
+        return self.inputs(shard.graph, mask, draws)
+
+    def inputs(
+        self,
+        graph: ContextGraph,
+        mask: Tensor | None = None,
+        generator: Generator | NumberedDraws | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The tables that the first layer is given; arguments as in ``refine``.
+
+        Of a model that has a shard's own rows, the graph is the shard's, which goes on with the halo.
+        """
         entities: Tensor = self.entities
         relations: Tensor = self.relations
+        draws = generator if isinstance(generator, NumberedDraws) else SequentialDraws(generator)
         if self.training and self.input_dropout:
-            entities = _dropout(entities, self.input_dropout, generator)
+            entities = draws.dropout(entities, self.input_dropout, "entities")
             if not self.angles:  # an angle scaled up is another one
-                relations = _dropout(relations, self.input_dropout, generator)
+                relations = draws.dropout(relations, self.input_dropout, "relations")
         if self.angles:
             relations = torch.cat([relations.cos(), relations.sin()], 1)
         if self.training and self.row_dropout:
-            kept = torch.empty_like(entities[:, :1]).bernoulli_(1 - self.row_dropout, generator=generator)
-            entities = entities * kept
+            entities = draws.without_rows(entities, self.row_dropout)
         if self.input_profile is not None:
-            entities = entities + evidence_of(graph).profiles_times(self.input_profile, mask)
+            profiles = evidence_of(graph).profiles_times(self.input_profile, mask)
+            entities = entities + profiles[: len(entities)]
         return entities, relations
 
     def evidence(self, graph: ContextGraph, pairs: Tensor, targets: Tensor | None = None) -> Evidence | None:
@@ -189,25 +214,56 @@ class RelationModel(nn.Module):
         if evidence is None and (self.profile is not None or self.links is not None):
             raise ValueError("evidence: got None, wanted the pairs' evidence for the profile and links")
         entities, relations = refined
-        relations = relations[: self.num_relations]
         # one gather: its gradient is a table of N rows, which an embedding sums without atomics on a GPU too
         heads, tails = functional.embedding(pairs.T.reshape(-1), entities).chunk(2)
-        if self.unknown_head is not None and self.unknown_tail is not None:
-            if self.training:
-                draw = torch.rand(len(pairs), generator=generator, device=pairs.device)
-                no_head = draw < self.unseen_rate / 2
-                no_tail = (draw < self.unseen_rate) & ~no_head
-                heads = torch.where(no_head[:, None], self.unknown_head, heads)
-                tails = torch.where(no_tail[:, None], self.unknown_tail, tails)
-            elif seen is not None:
-                heads = torch.where(seen[pairs[:, 0], None], heads, self.unknown_head)
-                tails = torch.where(seen[pairs[:, 1], None], tails, self.unknown_tail)
+        no_head = no_tail = None
+        if self.unknown_head is not None and self.training:
+            draw = torch.rand(len(pairs), generator=generator, device=pairs.device)
+            no_head, no_tail = self.unknowns(draw)
+        elif self.unknown_head is not None and seen is not None:
+            no_head, no_tail = ~seen[pairs[:, 0]], ~seen[pairs[:, 1]]
+        heads = self.rows_of("head", heads, no_head, evidence and evidence.head)
+        tails = self.rows_of("tail", tails, no_tail, evidence and evidence.tail)
+        return self.pair_scores(heads, tails, relations, evidence and evidence.links)
+
+    def unknowns(self, draw: Tensor) -> tuple[Tensor, Tensor]:
+        """Which heads and tails the learned vectors replace in training: bool (B,) each.
+
+        Args:
+            draw: a random number in [0, 1) for each pair (B,).
+        """
+        no_head = draw < self.unseen_rate / 2
+        return no_head, (draw < self.unseen_rate) & ~no_head
+
+    def rows_of(self, side: str, rows: Tensor, unknown: Tensor | None, evidence: Weighed | None) -> Tensor:
+        """Rows as they take part in scores.
+
+        Args:
+            side: "head" or "tail".
+            rows: refined rows (B, d).
+            unknown: bool (B,), which are replaced by the side's learned vector; or None.
+            evidence: that of the side, where the model has a profile.
+        """
+        vector = self.unknown_head if side == "head" else self.unknown_tail
+        if unknown is not None and vector is not None:
+            rows = torch.where(unknown[:, None], vector, rows)
         if self.profile is not None and evidence is not None:
-            of_heads, of_tails = self.profile(evidence.head, evidence.tail)
-            heads, tails = heads + of_heads, tails + of_tails
+            rows = rows + self.profile.of(side, evidence)
+        return rows
+
+    def pair_scores(self, heads: Tensor, tails: Tensor, relations: Tensor, links: Weighed | None) -> Tensor:
+        """Scores (B, R) of what ``rows_of`` made of heads and tails.
+
+        Args:
+            heads: (B, d).
+            tails: (B, d).
+            relations: refined, in the shape of their table.
+            links: the evidence, where the model has links.
+        """
+        relations = relations[: self.num_relations]
         scores = self._score(heads, relations, tails)
-        if self.links is not None and evidence is not None:
-            scores = scores + self.links(evidence.links, relations)
+        if self.links is not None and links is not None:
+            scores = scores + self.links(links, relations)
         return scores if self.relation_bias is None else scores + self.relation_bias
 
     def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
@@ -257,15 +313,3 @@ class RelationModel(nn.Module):
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """Scores (B, R) of heads and tails (B, d) with all R raw relations."""
         raise NotImplementedError
-
-
-def _dropout(table: Tensor, share: float, generator: Generator | None) -> Tensor:
-    """Dropout from a generator of one's own, which ``torch.nn.functional.dropout`` does not take.
-
-    Sixteen random bits an entry, four entries a draw: drawing a float for each took longer than a layer.
-    Multiplying by a bool takes a quarter of the time of ``masked_fill`` on a CPU.
-    """
-    draws = torch.empty(-(-table.numel() // 4), dtype=torch.int64, device=table.device)
-    bits = draws.random_(-(2**63), None, generator=generator).view(torch.int16)
-    kept = (bits[: table.numel()] >= round(share * 2**16) - 2**15).view_as(table)
-    return table * kept * (1 / (1 - share))

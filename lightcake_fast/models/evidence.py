@@ -165,36 +165,49 @@ class GraphEvidence:
             targets: int64 (B,); the pairs are triples of the graph with these relations, and each is left
                 out of its own evidence. None leaves nothing out.
         """
+        heads, tails = (
+            self.of_entities("head", pairs, dtype, targets),
+            self.of_entities("tail", pairs, dtype, targets),
+        )
+        return Evidence(head=heads, tail=tails, links=self.of_links(pairs, dtype, targets))
+
+    def of_entities(
+        self, side: str, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None
+    ) -> Weighed:
+        """The evidence of one side of pairs, "head" or "tail"; arguments as in ``of_pairs``."""
+        own = self._own(pairs, targets)
+        if side == "head":
+            return self._profile(pairs[:, 0], dtype, own[:2])
+        return self._profile(pairs[:, 1], dtype, own[2:])
+
+    def of_links(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Weighed:
+        """The links of pairs; arguments as in ``of_pairs``."""
         heads, tails = pairs.unbind(1)
         key = heads * (self.num_entities + 1) + tails
         place = torch.searchsorted(self.pairs, key)
         place = torch.where(self.pairs.index_select(0, place) == key, place, len(self.pairs) - 1)
-        own = None
-        if targets is not None:  # a loop holds its triple in both directions
-            loops = heads == tails
-            inverse = targets + self.num_relations
-            own = targets, torch.where(loops, inverse, -1), inverse, torch.where(loops, targets, -1)
-        return Evidence(
-            head=self._profile(heads, dtype, own and own[:2]),
-            tail=self._profile(tails, dtype, own and own[2:]),
-            links=self._links(place, dtype, own and own[:2]),
-        )
-
-    def _profile(self, entities: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...] | None) -> Weighed:
-        place, row, bounds, none = self.by_entity.entries(entities)
-        relation, count = self.by_entity.relation.index_select(0, place), self.count.index_select(0, place)
-        for target in own or ():
-            count = count - (relation == target.index_select(0, row)).long()
-        weight = count.to(dtype).log1p_()
-        return Weighed(relation, weight if none is None else weight.masked_fill_(none, 0), bounds)
-
-    def _links(self, place: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...] | None) -> Weighed:
         place, row, bounds, none = self.by_pair.entries(place)
         relation = self.by_pair.relation.index_select(0, place)
         left = torch.ones_like(relation, dtype=torch.bool) if none is None else ~none
-        for target in own or ():
+        for target in self._own(pairs, targets)[:2]:
             left &= relation != target.index_select(0, row)
         return Weighed(relation, left.to(dtype), bounds)
+
+    def _own(self, pairs: Tensor, targets: Tensor | None) -> tuple[Tensor, ...]:
+        """The relations that a pair's triple alone gives its head, two, and its tail, two; -1 for none."""
+        if targets is None:
+            return ()
+        loops, inverse = pairs[:, 0] == pairs[:, 1], targets + self.num_relations
+        # a loop holds its triple in both directions
+        return targets, torch.where(loops, inverse, -1), inverse, torch.where(loops, targets, -1)
+
+    def _profile(self, entities: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...]) -> Weighed:
+        place, row, bounds, none = self.by_entity.entries(entities)
+        relation, count = self.by_entity.relation.index_select(0, place), self.count.index_select(0, place)
+        for target in own:
+            count = count - (relation == target.index_select(0, row)).long()
+        weight = count.to(dtype).log1p_()
+        return Weighed(relation, weight if none is None else weight.masked_fill_(none, 0), bounds)
 
     def profiles_times(self, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """The profiles of all entities, as a sparse matrix (N, 2R), times a table.

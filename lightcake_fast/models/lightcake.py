@@ -1,15 +1,19 @@
 """LightCAKE: embeddings refined by their context, without a weight of its own, or with a matrix a layer."""
 
+from typing import Any
+
 import torch
 from torch import Generator, Tensor, nn
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
+from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.scorers import SCORERS, of_modulus_one
 from lightcake_fast.models.weights import check_at_least, check_choice
 from lightcake_fast.ops import CONTEXTS, context_layer
 from lightcake_fast.scores import BUILT_IN, score_named
+from lightcake_fast.sharding.layer import Shard, sharded_layer
 
 
 class LightCAKE(RelationModel):
@@ -115,27 +119,40 @@ class LightCAKE(RelationModel):
             entities, relations = self.layer(layer, entities, relations, graph, mask, backend)
         return entities, relations
 
+    def refine_shard(
+        self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        """See ``RelationModel``."""
+        entities, relations = self.inputs(shard.graph, mask, draws)
+        for layer in range(self.layers):
+            entities, relations = self.layer(layer, entities, relations, shard, mask, backend)
+        return entities, relations
+
     def layer(
         self,
         number: int,
         entities: Tensor,
         relations: Tensor,
-        graph: ContextGraph,
+        graph: ContextGraph | Shard,
         mask: Tensor | None = None,
         backend: str = "auto",
     ) -> tuple[Tensor, Tensor]:
-        """The rows that layer 0, 1, ... makes of those it is given; arguments as in ``context_layer``."""
+        """The rows that layer 0, 1, ... makes of those it is given; arguments as in ``context_layer``.
+
+        Of a shard, own rows and all relations are given, and all ranks must call.
+        """
         mixed = self.entity_mixing is not None or self.relation_mixing is not None
-        x, y = context_layer(
-            entities,
-            relations,
-            graph,
-            score=self.score,
-            context=self.context,
-            mask=mask,
-            residual=not mixed,
-            backend=backend,
-        )
+        options: dict[str, Any] = {
+            "score": self.score,
+            "context": self.context,
+            "mask": mask,
+            "residual": not mixed,
+            "backend": backend,
+        }
+        if isinstance(graph, Shard):
+            x, y = sharded_layer(entities, relations, graph, **options)
+        else:
+            x, y = context_layer(entities, relations, graph, **options)
         if mixed:
             x = _mixed(entities, x, self.entity_mixing, number)
             y = _mixed(relations, y, self.relation_mixing, number)

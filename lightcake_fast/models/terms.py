@@ -37,9 +37,11 @@ class RelationProfile(nn.Module):
         side = torch.full((dim,), 0.3, dtype=dtype, device=self.of_head.device)
         self.head, self.tail = nn.Parameter(side), nn.Parameter(side.clone())
 
-    def forward(self, heads: Weighed, tails: Weighed) -> tuple[Tensor, Tensor]:
-        """What is added to the rows of B heads and of B tails, each (B, d)."""
-        return heads.times(self.of_head) + self.head, tails.times(self.of_tail) + self.tail
+    def of(self, side: str, entities: Weighed) -> Tensor:
+        """What is added to the rows of B entities on a side, "head" or "tail": (B, d)."""
+        if side == "head":
+            return entities.times(self.of_head) + self.head
+        return entities.times(self.of_tail) + self.tail
 
 
 class Links(nn.Module):

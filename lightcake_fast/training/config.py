@@ -132,6 +132,15 @@ class TrainingConfig:
         on_resume=True,
         saved=False,
     )
+    partition: str | None = _flag(
+        "under torchrun: the folder that lightcake_fast.partition wrote, of which each process reads its own "
+        "part; else each reads the whole data set and takes its part",
+        "data and folders",
+        None,
+        metavar="DIR",
+        on_resume=True,
+        saved=False,
+    )
     preset: str = _flag(
         "values of the flags not given: best (default; chosen on validation for the data set and score, "
         "for data of one's own by the number of triples) or "

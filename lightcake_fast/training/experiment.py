@@ -20,6 +20,7 @@ from lightcake_fast.metrics import (
 )
 from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel
 from lightcake_fast.models.evidence import Evidence
+from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import resolve
@@ -47,7 +48,7 @@ def build_model(
     return spec.make(num_entities, num_relations, generator=generator, **settings)
 
 
-def check(config: TrainingConfig, data: KnowledgeGraph) -> None:
+def check(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
     """Find what only the machine and the data set can tell, before anything is made.
 
     Raises:
@@ -55,7 +56,7 @@ def check(config: TrainingConfig, data: KnowledgeGraph) -> None:
             take the width.
     """
     for split in SPLITS:
-        if not len(data.split(split)):
+        if not (data.counts[split] if isinstance(data, ShardData) else len(data.split(split))):
             raise InputError(f"{data.name}: its {split} split is empty, wanted at least one triple")
     wants_capture(config.cuda_graph, resolve_device(config.device))
     with torch.device("meta"):
@@ -78,6 +79,7 @@ class Experiment:
         device: Where everything lies.
         generator: Source of the initial weights and of all randomness in training.
         model: The model.
+        randomness: What a checkpoint's random state belongs to: kinds of device differ in their generators.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Experiment:
         if model is None:
             model = build_model(config, data.num_entities, data.num_relations, self.generator)
         self.model = model
+        self.randomness = self.device.type
 
     @classmethod
     def of(cls, **flags: Any) -> "Experiment":
@@ -135,6 +138,10 @@ class Experiment:
             return torch.split(order.to(self.device), 2 * self.config.batch_size)
         order = epoch_order(self.config.seed, number, len(self.data.train)).to(self.device)
         return torch.split(order, self.config.batch_size)
+
+    def loss_sum(self) -> float:
+        """The losses of all triples since the epoch began; this waits for the device."""
+        return self.step.loss_sum.item()
 
     def advance(self, batch: Tensor) -> None:
         """Step on a batch, captured as a CUDA graph where the configuration wants that."""

@@ -2,21 +2,27 @@
 
 import dataclasses
 import math
+import signal
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError, memory_wanted
 from lightcake_fast.metrics import Evaluation, NonFiniteScoresError
+from lightcake_fast.sharding.data import ShardData
+from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.interrupt import Interrupt
+from lightcake_fast.training.parts import ROWS
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import Position, RunFolder
 from lightcake_fast.training.runtime import mixed_seed
+from lightcake_fast.training.sharded import ShardedExperiment
 from lightcake_fast.training.state import check_tensors, restore_state, training_state
 
 Callback = Callable[[dict[str, Any]], object]
@@ -28,7 +34,7 @@ SAVE_SHARE = 0.1  # of the time that saves take, at most: big models are saved l
 
 def train_to_end(
     config: TrainingConfig,
-    data: KnowledgeGraph,
+    data: KnowledgeGraph | ShardData,
     run: RunFolder,
     reporter: Reporter,
     interrupt: Interrupt,
@@ -71,14 +77,14 @@ def train_to_end(
 
 def _train(
     config: TrainingConfig,
-    data: KnowledgeGraph,
+    data: KnowledgeGraph | ShardData,
     run: RunFolder,
     reporter: Reporter,
     interrupt: Interrupt,
     callbacks: Sequence[Callback],
     test: bool,
 ) -> float:
-    checkpoint = run.load_last(data.fingerprint)
+    checkpoint = run.load_last(data.fingerprint, _rows(data))
     if checkpoint is not None and checkpoint[1].finished(config):
         results = run.read_results()
         if results is not None:
@@ -100,6 +106,11 @@ def _train(
     return trainer.position.best_mrr
 
 
+def _rows(data: KnowledgeGraph | ShardData) -> Ids | None:
+    """The entities whose rows this process has; None for all."""
+    return data.layout.rows if isinstance(data, ShardData) else None
+
+
 class Trainer:
     """A run in memory: the experiment, and how far it is.
 
@@ -111,7 +122,7 @@ class Trainer:
     def __init__(
         self,
         config: TrainingConfig,
-        data: KnowledgeGraph,
+        data: KnowledgeGraph | ShardData,
         run: RunFolder,
         reporter: Reporter,
         interrupt: Interrupt,
@@ -119,9 +130,14 @@ class Trainer:
     ) -> None:
         self._config, self._data, self._run = config, data, run
         self._reporter, self._interrupt, self._callbacks = reporter, interrupt, callbacks
-        self._experiment = Experiment(config, data)
+        self._world, self._rows = run.world, _rows(data)
+        self._experiment: Experiment | ShardedExperiment = (
+            ShardedExperiment(config, data, run.world)
+            if isinstance(data, ShardData)
+            else Experiment(config, data)
+        )
         self.model, self._step = self._experiment.model, self._experiment.step
-        self._steps = math.ceil(len(data.train) / config.batch_size)
+        self._steps = math.ceil(data.num_train / config.batch_size)
         self._records: list[dict[str, Any]] = []
         self.position = Position()
         self._mark = time.monotonic()
@@ -130,24 +146,24 @@ class Trainer:
     def restore(self, tensors: dict[str, Tensor], position: Position, notes: dict[str, Any]) -> None:
         """Go back to where a checkpoint was saved (see `RunFolder.load_last`)."""
         restore_state(tensors, self.model, self._step.optimizer)
-        if notes.get("device") == self._experiment.device.type:
+        if notes.get("device") == self._experiment.randomness:
             try:
                 self._experiment.generator.set_state(tensors["generator"])
             except (RuntimeError, TypeError) as error:
                 raise InputError(f"the checkpoint's random state is none: {error}") from error
         else:
-            # the states of two kinds of device do not fit each other: new draws, the same in every resume
+            # the states of two kinds do not fit each other: new draws, the same in every resume
             self._experiment.generator.manual_seed(
                 mixed_seed(self._config.seed, position.epoch, position.step)
             )
-        self._step.loss_sum.fill_(position.loss_sum)
+        self._step.loss_sum.fill_(position.loss_sum if self._world.first else 0)
         self._records = self._run.read_metrics(position.epoch)
         self.position = position
         if position.epoch and position.best_epoch == position.epoch and position.step == 0:
             # a kill may have come between the two saves of the epoch's end
             self._save_best()
         elif position.best_epoch:
-            self._run.load_best(position.best_epoch, self._data.fingerprint)
+            self._run.load_best(position.best_epoch, self._data.fingerprint, self._rows)
         self._mark = time.monotonic()
 
     def fit(self) -> None:
@@ -162,7 +178,8 @@ class Trainer:
                     self._train_epoch()
                     self._end_epoch()
         except BrokenPipeError:  # whoever read the output has gone
-            self._save_last()
+            if self._world.ranks == 1:  # of several, the others know nothing of it
+                self._save_last()
             raise
 
     def test(self) -> dict[str, Any]:
@@ -172,7 +189,7 @@ class Trainer:
             The content of `results.json`.
         """
         position = self.position
-        best = self._run.load_best(position.best_epoch, self._data.fingerprint)
+        best = self._run.load_best(position.best_epoch, self._data.fingerprint, self._rows)
         check_tensors(best, self.model.state_dict())
         self.model.load_state_dict(best)
         results = {
@@ -188,6 +205,7 @@ class Trainer:
             "seconds": position.total_seconds,
         }
         self._run.write_results(results)
+        self._world.agree(0)  # all read them
         return results
 
     def evaluate(self, split: str) -> Evaluation:
@@ -209,21 +227,30 @@ class Trainer:
         for batch in self._experiment.epoch(position.epoch)[position.step :]:
             self._experiment.advance(batch)
             position.step += 1
+            due = time.monotonic() >= self._next_save, self._reporter.due()
+            save, show = self._agreed(*due)
             if self._interrupt.signal is not None:
                 self._save_last()
                 self._reporter.stopped(self._interrupt.signal, position, self._run.path)
                 self._interrupt.leave()
-            if time.monotonic() >= self._next_save:
+            if save:
                 self._save_last()
-            if self._reporter.due():
+            if show:
                 self._measure()
-                done = min(position.step * self._config.batch_size, len(self._data.train))
+                done = min(position.step * self._config.batch_size, self._data.num_train)
                 self._reporter.step(position, done)
+
+    def _agreed(self, *wishes: bool) -> list[bool]:
+        """What any process wishes, and a signal that came to any: from here on it came to all."""
+        number, *found = self._world.agree(int(self._interrupt.signal or 0), *map(int, wishes))
+        if number:
+            self._interrupt.signal = signal.Signals(number)
+        return [bool(wish) for wish in found]
 
     def _end_epoch(self) -> None:
         position = self.position
         self._measure()
-        seconds, loss = position.seconds, position.loss_sum / len(self._data.train)
+        seconds, loss = position.seconds, position.loss_sum / self._data.num_train
         valid = self.evaluate("valid")
         self._measure()
         position.epoch += 1
@@ -239,7 +266,7 @@ class Trainer:
             "loss": loss,
             "valid": valid.to_dict(),
             "seconds": seconds,
-            "triples_per_second": len(self._data.train) / seconds,
+            "triples_per_second": self._data.num_train / seconds,
         }
         self._records.append(record)
         self._run.write_metrics(self._records)
@@ -250,13 +277,14 @@ class Trainer:
         for callback in self._callbacks:
             callback(record)
         self._mark = time.monotonic()
+        self._agreed()
         if self._interrupt.signal is not None:
             self._reporter.stopped(self._interrupt.signal, position, self._run.path)
             self._interrupt.leave()
 
     def _measure(self) -> None:
         """Bring the position's loss and times up to date: this waits for the device."""
-        self.position.loss_sum = self._step.loss_sum.item()
+        self.position.loss_sum = self._experiment.loss_sum()
         now = time.monotonic()
         self.position.seconds += now - self._mark
         self.position.total_seconds += now - self._mark
@@ -265,9 +293,15 @@ class Trainer:
     def _save_last(self) -> None:
         self._measure()
         state = training_state(self.model, self._step.optimizer, self._experiment.generator)
-        self._run.save_last(state, self.position, self._data.fingerprint, device=self._experiment.device.type)
+        state |= self._named_rows()
+        self._run.save_last(state, self.position, self._data.fingerprint, device=self._experiment.randomness)
         took, self._mark = time.monotonic() - self._mark, time.monotonic()
         self._next_save = self._mark + max(SAVE_SECONDS, took / SAVE_SHARE)
 
     def _save_best(self) -> None:
-        self._run.save_best(self.model.state_dict(), self.position, self._data.fingerprint)
+        weights = {**self.model.state_dict(), **self._named_rows()}
+        self._run.save_best(weights, self.position, self._data.fingerprint)
+
+    def _named_rows(self) -> dict[str, Tensor]:
+        """Of a part of a checkpoint: whose rows it has."""
+        return {} if self._rows is None else {ROWS: torch.from_numpy(self._rows)}

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import counted
+from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import preset_title
@@ -43,7 +44,7 @@ class Reporter:
     def training(
         self,
         config: TrainingConfig,
-        data: KnowledgeGraph,
+        data: KnowledgeGraph | ShardData,
         steps: int,
         position: Position,
         folder: Path | None,
@@ -52,7 +53,7 @@ class Reporter:
         self._epochs, self._steps = config.epochs, steps
         self._say(
             f"{data.name}: {counted(data.num_entities, 'entity')}, "
-            f"{counted(data.num_relations, 'relation')}, {counted(len(data.train), 'training triple')}"
+            f"{counted(data.num_relations, 'relation')}, {counted(data.num_train, 'training triple')}"
         )
         self._say(
             f"{config.title}, task {config.task}, layers {config.layers}, width {config.dim}, "

@@ -12,7 +12,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -25,7 +25,10 @@ from lightcake_fast.data import KnowledgeGraph, id_map, load_dataset, write_fold
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import TEMPORARY, parse_json, replace_text
 from lightcake_fast.metrics import RankMetrics
-from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
+from lightcake_fast.sharding.data import ShardData
+from lightcake_fast.sharding.shard import Ids
+from lightcake_fast.sharding.world import World
+from lightcake_fast.training import parts
 from lightcake_fast.training.config import TrainingConfig, dataset_key
 
 if sys.platform != "win32":
@@ -34,8 +37,8 @@ if sys.platform != "win32":
 CONFIG = "config.json"
 FINGERPRINT = "dataset.sha256"
 METRICS = "metrics.jsonl"
-LAST = "last.safetensors"
-BEST = "best.safetensors"
+LAST = "last"
+BEST = "best"
 RESULTS = "results.json"
 RESULT_FIELDS = {
     *("dataset", "model", "task", "ties", "parameters", "epochs", "best_epoch", "valid", "test", "seconds")
@@ -85,12 +88,16 @@ class RunFolder:
         path: The folder.
         config: The configuration saved in it.
         kept: Whether it stays when the training ends, so that its place is worth showing.
+        world: The processes at work on it, of which the first alone writes all but parts of checkpoints.
     """
 
-    def __init__(self, path: Path, config: TrainingConfig, kept: bool = True) -> None:
+    def __init__(
+        self, path: Path, config: TrainingConfig, kept: bool = True, world: World | None = None
+    ) -> None:
         self.path = path
         self.config = config
         self.kept = kept
+        self.world = world or World()
         self._lock: int | None = None
 
     @classmethod
@@ -159,12 +166,24 @@ class RunFolder:
         except ValueError as error:
             raise InputError(f"{file}: {error}") from error
 
+    @classmethod
+    def of_all(cls, world: World, make: Callable[[], "RunFolder"]) -> "RunFolder":
+        """The folder that the first process makes or opens, for each that is at work on it."""
+        made = make() if world.first else None
+        if made is not None and world.ranks == 1:
+            made.world = world
+            return made
+        told = world.from_first(None if made is None else [str(made.path), made.config.to_json(), made.kept])
+        return cls(Path(told[0]), TrainingConfig.from_json(told[1]), told[2], world)
+
     @property
     def shown(self) -> Path | None:
         """Its place, if it is kept."""
         return self.path if self.kept else None
 
     def __enter__(self) -> "RunFolder":
+        if not self.world.first:
+            return self
         if sys.platform != "win32":
             self._lock = os.open(self.path, os.O_RDONLY)
             try:
@@ -199,25 +218,28 @@ class RunFolder:
     def update(self, config: TrainingConfig) -> None:
         """Save the configuration of a run that goes on with other flags."""
         if config.saved() != self.config.saved():
-            replace_text(self.path / CONFIG, config.to_json())
+            self._write(CONFIG, config.to_json())
         self.config = config
 
-    def claim(self, data: KnowledgeGraph) -> None:
+    def claim(self, data: KnowledgeGraph | ShardData) -> None:
         """Note whose run this is, before anything is saved: a run goes on with its own data set alone.
 
         Raises:
             InputError: It is that of another data set.
         """
+        if not self.world.first:
+            return
         file = self.path / FINGERPRINT
         if not file.exists():
             replace_text(file, data.fingerprint + "\n")
         elif file.read_text(encoding="utf-8").strip() != data.fingerprint:
             raise InputError(f"{file}: the run began on another data set than {data.name}: wanted that one")
 
-    def write_id_maps(self, data: KnowledgeGraph) -> None:
+    def write_id_maps(self, data: KnowledgeGraph | ShardData) -> None:
         """Write the names of entities and relations as `id<TAB>name` lines."""
-        for file, names in (("entities.tsv", data.entities), ("relations.tsv", data.relations)):
-            replace_text(self.path / file, id_map(names))
+        if self.world.first:
+            self._write("entities.tsv", id_map(data.entities))
+            self._write("relations.tsv", id_map(data.relations))
 
     def read_metrics(self, epochs: int) -> list[dict[str, Any]]:
         """The records of the first `epochs` epochs; lines after them are dropped from the file too.
@@ -243,44 +265,52 @@ class RunFolder:
 
     def write_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write one JSON line an epoch."""
-        replace_text(self.path / METRICS, "".join(json.dumps(record) + "\n" for record in records))
+        self._write(METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
     def save_last(
         self, tensors: Mapping[str, Tensor], position: Position, fingerprint: str, **notes: Any
     ) -> None:
         """Save everything that going on needs."""
         notes["position"] = dataclasses.asdict(position)
-        save_checkpoint(self.path / LAST, tensors, config=self.config, fingerprint=fingerprint, notes=notes)
+        self._save(LAST, tensors, f"{position.epoch}-{position.step}", fingerprint, notes)
 
-    def load_last(self, fingerprint: str) -> tuple[dict[str, Tensor], Position, dict[str, Any]] | None:
+    def load_last(
+        self, fingerprint: str, rows: Ids | None = None
+    ) -> tuple[dict[str, Tensor], Position, dict[str, Any]] | None:
         """What `save_last` saved; None before the first time.
+
+        Args:
+            fingerprint: That of the data set.
+            rows: The entities whose rows are wanted; None for all.
 
         Raises:
             InputError: See `load_checkpoint`.
         """
-        if not (self.path / LAST).exists():
+        if not parts.exists(self.path, LAST):
             return None
-        tensors, notes = load_checkpoint(self.path / LAST, config=self.config, fingerprint=fingerprint)
+        tensors, notes = parts.load(self.path, LAST, config=self.config, fingerprint=fingerprint, rows=rows)
         try:
             return tensors, Position(**notes["position"]), notes
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{self.path / LAST}: damaged: it does not say where the run stands") from error
+            file = self.path / f"{LAST}.safetensors"
+            raise InputError(f"{file}: damaged: it does not say where the run stands") from error
 
     def save_best(self, weights: Mapping[str, Tensor], position: Position, fingerprint: str) -> None:
         """Save the weights of the best epoch so far, under the model's own names."""
         notes = {"epoch": position.best_epoch, "valid_mrr": position.best_mrr}
-        save_checkpoint(self.path / BEST, weights, config=self.config, fingerprint=fingerprint, notes=notes)
+        self._save(BEST, weights, str(position.best_epoch), fingerprint, notes)
 
-    def load_best(self, epoch: int, fingerprint: str) -> dict[str, Tensor]:
-        """The weights of the best epoch.
+    def load_best(self, epoch: int, fingerprint: str, rows: Ids | None = None) -> dict[str, Tensor]:
+        """The weights of the best epoch; `rows` as in `load_last`.
 
         Raises:
             InputError: They are not those of `epoch`; see also `load_checkpoint`.
         """
-        weights, notes = load_checkpoint(self.path / BEST, config=self.config, fingerprint=fingerprint)
+        weights, notes = parts.load(self.path, BEST, config=self.config, fingerprint=fingerprint, rows=rows)
         if notes.get("epoch") != epoch:
             raise InputError(
-                f"{self.path / BEST}: got the weights of epoch {notes.get('epoch')}, wanted {epoch}"
+                f"{self.path / BEST}.safetensors: got the weights of epoch {notes.get('epoch')}, "
+                f"wanted {epoch}"
             )
         return weights
 
@@ -290,13 +320,13 @@ class RunFolder:
         Raises:
             InputError: No epoch has ended yet; see also `load_checkpoint`.
         """
-        if not (self.path / BEST).exists():
+        if not parts.exists(self.path, BEST):
             raise InputError(f"{self.path} holds no weights yet: wanted a run with an epoch behind it")
-        return load_checkpoint(self.path / BEST, config=self.config, fingerprint=fingerprint)[0]
+        return parts.load(self.path, BEST, config=self.config, fingerprint=fingerprint)[0]
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the final figures: with them the run is finished."""
-        replace_text(self.path / RESULTS, json.dumps(results, indent=2) + "\n")
+        self._write(RESULTS, json.dumps(results, indent=2) + "\n")
 
     def read_results(self) -> dict[str, Any] | None:
         """The final figures; None while the run is not finished.
@@ -325,7 +355,27 @@ class RunFolder:
 
     def drop_results(self) -> None:
         """Forget the final figures: a finished run goes on with more epochs."""
-        (self.path / RESULTS).unlink(missing_ok=True)
+        if self.world.first:
+            (self.path / RESULTS).unlink(missing_ok=True)
+
+    def _write(self, file: str, text: str) -> None:
+        if self.world.first:
+            replace_text(self.path / file, text)
+
+    def _save(
+        self,
+        stem: str,
+        tensors: Mapping[str, Tensor],
+        tag: str,
+        fingerprint: str,
+        notes: Mapping[str, Any],
+    ) -> None:
+        """Save tensors in one file, or those of a rank as its part."""
+        more: dict[str, Any] = {"config": self.config, "fingerprint": fingerprint, "notes": notes}
+        if parts.ROWS in tensors:
+            parts.save_part(self.path, stem, tensors, tag, self.world, **more)
+        else:
+            parts.save_whole(self.path, stem, tensors, **more)
 
 
 def _remove(leftover: Path) -> None:

@@ -55,8 +55,12 @@ class TrainingStep:
         loss = self._loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
+        self._add_shares()
         self.optimizer.step()
         self.loss_sum += loss.detach().double() * (len(batch) * self.weight)
+
+    def _add_shares(self) -> None:
+        """Add what other processes found of the gradients: there are none."""
 
     def _loss(self, batch: Tensor) -> Tensor:
         """The mean loss of a batch."""

@@ -74,6 +74,8 @@ def run_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
             if ">" in words:
                 words, (target,) = words[: words.index(">")], words[words.index(">") + 1 :]
             run_command(words, target, capsys)
+        case ["torchrun", "--nproc-per-node", _, *command]:
+            parse(["python", *command])
         case ["make", target]:
             assert re.search(f"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
         case ["bash" | "pytest", path, *_]:

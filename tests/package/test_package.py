@@ -21,7 +21,12 @@ MODULES = {
     for folder in (PACKAGE, PACKAGE / "kernels", PACKAGE / "reference")  # rglob does not enter links
     for path in folder.rglob("*.py")
 }
-OPERATORS = ("lightcake_fast.ops", "lightcake_fast.segments", "lightcake_fast.scores")
+OPERATORS = (
+    "lightcake_fast.ops",
+    "lightcake_fast.segments",
+    "lightcake_fast.scores",
+    "lightcake_fast.sharding.operator",
+)
 BACK_ENDS = ("lightcake_fast.kernels", "lightcake_fast.reference")
 ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba's way to single instructions
 
@@ -41,6 +46,7 @@ LAYERS = {
     "lightcake_fast.data": 2,
     "lightcake_fast.metrics": 2,
     "lightcake_fast.models": 2,
+    "lightcake_fast.sharding": 2,
     "lightcake_fast.trackers": 3,
     "lightcake_fast.training": 3,
     "lightcake_fast.inference": 4,
@@ -49,6 +55,7 @@ LAYERS = {
     "lightcake_fast.data.__main__": 5,
     "lightcake_fast.predict": 5,
     "lightcake_fast.evaluate": 5,
+    "lightcake_fast.partition": 5,
     "lightcake_fast.export": 5,
     "lightcake_fast.search": 5,
     "lightcake_fast.reproduce": 5,
@@ -65,6 +72,7 @@ OPTIONAL = {
     "lightcake_fast.inference.result": {"matplotlib"},
     "lightcake_fast.reproduce.tables": {"matplotlib"},
     "lightcake_fast.search": {"optuna"},
+    "lightcake_fast.sharding.partition": {"pymetis"},
 }
 
 

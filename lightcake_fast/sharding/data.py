@@ -1,0 +1,205 @@
+"""A rank's share of a data set: from the whole one at hand, or from a folder that holds no more than that."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from lightcake_fast.data import SPLITS, KnowledgeGraph
+from lightcake_fast.errors import InputError
+from lightcake_fast.files import parse_json, replace_tensors, replace_text
+from lightcake_fast.sharding.partition import balance
+from lightcake_fast.sharding.shard import HeldTriples, Ids, Layout
+from lightcake_fast.sharding.world import World
+
+FORMAT = 1
+INDEX = "partition.json"
+NAMES = "names.json"
+_FIELDS = {"name": str, "fingerprint": str, "num_entities": int, "num_relations": int, "parts": int}
+
+
+@dataclass(frozen=True, eq=False)
+class ShardData:
+    """What a rank knows of a data set.
+
+    Attributes:
+        name: As in `KnowledgeGraph`; likewise `fingerprint`, `num_entities` and `num_relations`.
+        counts: The triples of each split, of all ranks together.
+        layout: The rank's rows.
+        splits: The triples held of each split.
+        seen: Bool (n,), own entities with a training triple.
+    """
+
+    name: str
+    fingerprint: str
+    num_entities: int
+    num_relations: int
+    counts: dict[str, int]
+    layout: Layout
+    splits: dict[str, HeldTriples]
+    seen: NDArray[np.bool_]
+    _names: KnowledgeGraph | Path
+
+    @classmethod
+    def of(cls, data: KnowledgeGraph, owner: Ids, rank: int, ranks: int) -> "ShardData":
+        """A rank's share of a data set, for each entity's owner, int64 (N,)."""
+        splits = {split: HeldTriples.of(data.split(split), owner, rank) for split in SPLITS}
+        rows = np.flatnonzero(owner == rank)
+        return cls(
+            name=data.name,
+            fingerprint=data.fingerprint,
+            num_entities=data.num_entities,
+            num_relations=data.num_relations,
+            counts={split: len(data.split(split)) for split in SPLITS},
+            layout=Layout.of(splits["train"], rows, rank, ranks),
+            splits=splits,
+            seen=data.seen_entities[rows],
+            _names=data,
+        )
+
+    @property
+    def num_train(self) -> int:
+        """T, the training triples of all ranks."""
+        return self.counts["train"]
+
+    @property
+    def entities(self) -> tuple[str, ...]:
+        """Entity names by id."""
+        return self._read_names[0]
+
+    @property
+    def relations(self) -> tuple[str, ...]:
+        """Relation names by id."""
+        return self._read_names[1]
+
+    @cached_property
+    def _read_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        if isinstance(self._names, KnowledgeGraph):
+            return self._names.entities, self._names.relations
+        names = parse_json(self._names.read_text(encoding="utf-8"))
+        return tuple(names["entities"]), tuple(names["relations"])
+
+    @cached_property
+    def known(self) -> Ids:
+        """All triples of all splits whose head is own, int64 (K, 3): what filtered ranks leave out."""
+        own = (held.triples[held.owners[:, 0] == self.layout.rank] for held in self.splits.values())
+        return np.concatenate(list(own))
+
+    def check(self, world: World) -> None:
+        """Compare with the other ranks what each will send and receive.
+
+        Raises:
+            InputError: They do not fit each other, on every rank.
+        """
+        mine = torch.from_numpy(np.stack([self.layout.sent_to, self.layout.halo_from]))
+        digest = int(self.fingerprint[:15], 16)
+        matrix = world.gather(mine)
+        fits = torch.equal(matrix[:, 0], matrix[:, 1].T)
+        digests = world.gather(torch.tensor([digest, len(self.layout.rows)]))
+        if not fits or len(set(digests[:, 0].tolist())) > 1 or digests[:, 1].sum() != self.num_entities:
+            raise InputError(
+                f"{self.name}: the ranks' shares do not fit each other: wanted those of one partition"
+            )
+
+
+def write_partition(
+    folder: Path, data: KnowledgeGraph, owner: Ids, parts: int, **notes: Any
+) -> dict[str, Any]:
+    """Write each rank's share of a data set.
+
+    Args:
+        folder: New, or of an earlier partition, which is replaced.
+        data: The data set.
+        owner: Each entity's rank, int64 (N,).
+        parts: P.
+        notes: What to say of it as well, in plain values.
+
+    Returns:
+        What `partition.json` holds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / INDEX).unlink(missing_ok=True)  # no partition before all of it is there
+    layouts, held = [], []
+    for rank in range(parts):
+        share = ShardData.of(data, owner, rank, parts)
+        place = folder / f"rank-{rank:05d}"
+        place.mkdir(exist_ok=True)
+        tensors = {f"layout.{name}": getattr(share.layout, name) for name in _LAYOUT}
+        for split, triples in share.splits.items():
+            tensors |= {f"{split}.{name}": getattr(triples, name) for name in _TRIPLES}
+        tensors["seen"] = share.seen.astype(np.int64)
+        narrow = {name: torch.from_numpy(ids.astype(np.int32)).contiguous() for name, ids in tensors.items()}
+        replace_tensors(place / "shard.safetensors", narrow, {})
+        layouts.append(share.layout)
+        held.append(len(share.splits["train"]))
+    halo, most = balance(layouts, held, len(data.train))
+    index = {
+        "format": FORMAT,
+        **{field: getattr(data, field) for field in _FIELDS if field != "parts"},
+        "parts": parts,
+        "counts": {split: len(data.split(split)) for split in SPLITS},
+        "halo": halo,
+        "balance": most,
+        "rows": [len(layout.rows) for layout in layouts],
+        "halo_rows": [len(layout.halo) for layout in layouts],
+        "triples": held,
+        **notes,
+    }
+    replace_text(folder / NAMES, json.dumps({"entities": data.entities, "relations": data.relations}))
+    replace_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    return index
+
+
+_LAYOUT = ("rows", "halo", "halo_from", "sent", "sent_to")
+_TRIPLES = ("number", "triples", "owners")
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What `partition.json` in a folder says.
+
+    Raises:
+        InputError: It is not there or damaged.
+    """
+    file = folder / INDEX
+    if not file.is_file():
+        raise InputError(f"{folder} holds no partition: there is no {INDEX} in it")
+    index = parse_json(file.read_text(encoding="utf-8"))
+    try:
+        good = index["format"] == FORMAT and set(index["counts"]) == set(SPLITS)
+        good = good and all(type(index[name]) is kind for name, kind in _FIELDS.items())
+    except (TypeError, KeyError):
+        good = False
+    if not good:
+        raise InputError(f"{file}: damaged, or of another version: wanted a partition of format {FORMAT}")
+    return dict(index)
+
+
+def read_share(folder: Path, rank: int, ranks: int) -> ShardData:
+    """A rank's share from a folder that `write_partition` wrote.
+
+    Raises:
+        InputError: It is of another number of ranks, missing or damaged.
+    """
+    index = read_index(folder)
+    if index["parts"] != ranks:
+        raise InputError(f"{folder}: a partition for {index['parts']} processes, wanted one for {ranks}")
+    file = folder / f"rank-{rank:05d}" / "shard.safetensors"
+    try:
+        tensors = safetensors.torch.load_file(file)
+        arrays = {name: tensor.numpy().astype(np.int64) for name, tensor in tensors.items()}
+        layout = Layout(rank, *(arrays[f"layout.{name}"] for name in _LAYOUT))
+        splits = {split: HeldTriples(*(arrays[f"{split}.{name}"] for name in _TRIPLES)) for split in SPLITS}
+        seen = arrays["seen"].astype(bool)
+    except (OSError, safetensors.SafetensorError, KeyError) as error:
+        raise InputError(f"{file}: missing, cut short or damaged: {error}") from error
+    fields = {name: index[name] for name in _FIELDS if name != "parts"}
+    return ShardData(
+        **fields, counts=index["counts"], layout=layout, splits=splits, seen=seen, _names=folder / NAMES
+    )

@@ -1,0 +1,318 @@
+"""A model on a rank's share of a data set: the same training as in one process, divided among several."""
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.errors import InputError
+from lightcake_fast.metrics import (
+    PAIRS_PER_BLOCK,
+    Evaluation,
+    KnownRelations,
+    NonFiniteScoresError,
+    RankMetrics,
+    relation_ranks,
+)
+from lightcake_fast.models import MODELS, RelationModel
+from lightcake_fast.models.draws import NumberedDraws
+from lightcake_fast.models.evidence import evidence_of
+from lightcake_fast.sharding.data import ShardData, read_index, read_share
+from lightcake_fast.sharding.layer import Shard, exchanged
+from lightcake_fast.sharding.partition import owners
+from lightcake_fast.sharding.shard import HeldTriples, Ids, Meeting
+from lightcake_fast.sharding.world import World
+from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.experiment import build_model
+from lightcake_fast.training.runtime import epoch_order, resolve_device
+from lightcake_fast.training.step import TrainingStep
+
+BLOCK = 2**16  # entity rows that are drawn at once
+SMALL = 100_000  # training triples of a process: with fewer, messages may take longer than the work they save
+
+
+def check_sharded(config: TrainingConfig) -> None:
+    """Refuse what several processes cannot do.
+
+    Raises:
+        InputError: The model reads the graph in a way of its own, or it is to rank entities, or a CUDA graph
+            is asked for.
+    """
+    if MODELS[config.model].context and config.model != "lightcake":
+        raise InputError(
+            f"model: got {config.model!r} under torchrun, wanted 'lightcake' or a score without context"
+        )
+    if config.task == "entity":
+        raise InputError("task: got 'entity' under torchrun, wanted 'relation'")
+    if config.cuda_graph == "on":
+        raise InputError("cuda_graph: got 'on' under torchrun, wanted 'auto' or 'off'")
+
+
+def with_partition(explicit: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings with the data set of the partition that they name.
+
+    Raises:
+        InputError: They name another data set, or there is no such partition.
+    """
+    if explicit.get("partition") is None:
+        return explicit
+    source = read_index(Path(explicit["partition"]).expanduser())["source"]
+    for name, value in source.items():
+        if name in explicit and explicit[name] != value:
+            raise InputError(f"{name}: got {explicit[name]!r} with a partition of {value!r}, wanted that")
+    new = "resume" not in explicit
+    return {**explicit, **{name: value for name, value in source.items() if new and value is not None}}
+
+
+def load_share(config: TrainingConfig, world: World, whole: Callable[[], KnowledgeGraph]) -> ShardData:
+    """This process's share of the run's data set.
+
+    Args:
+        config: Of the run; it may name a partition.
+        world: All processes.
+        whole: Loads the data set, where there is no partition of it.
+
+    Raises:
+        InputError: The partition is for another number of processes, missing or damaged; or see `whole`.
+    """
+    check_sharded(config)
+    if config.partition is not None:
+        share = read_share(Path(config.partition).expanduser(), world.rank, world.ranks)
+    else:
+        data = whole()
+        owner = owners(data.train, data.num_entities, world.ranks)
+        share = ShardData.of(data, owner, world.rank, world.ranks)
+    if world.first and world.ranks > 1 and share.num_train < SMALL * world.ranks:
+        print(
+            f"warning: {share.name} has {share.num_train:,} training triples for {world.ranks} processes: "
+            "fewer may be faster (docs/scale.md)",
+            file=sys.stderr,
+        )
+    return share
+
+
+class ShardedExperiment:
+    """What `Experiment` is, for one of the ranks that train together; all must call its methods.
+
+    A batch's triples are scored where their heads live, by the rows that their tails' owners send. What
+    training drops is drawn by the numbers of rows and triples: any number of ranks draws the same.
+
+    Args:
+        config: The run's configuration.
+        data: The rank's share of the data set.
+        world: All ranks.
+
+    Attributes:
+        config: As given.
+        data: As given.
+        world: As given.
+        device: Where this rank computes.
+        generator: Source of the initial weights, those of one process on a CPU.
+        model: With this rank's own entity rows; all other weights are the same on all ranks.
+        randomness: What a checkpoint's random state belongs to.
+    """
+
+    randomness = "numbered"
+
+    def __init__(self, config: TrainingConfig, data: ShardData, world: World) -> None:
+        self.config, self.data, self.world = config, data, world
+        self.device = resolve_device(config.device)
+        self.generator = Generator().manual_seed(config.seed)
+        self.model = _build_model(config, data, self.generator).to(self.device)
+        self.shard = Shard(data.layout, data.splits["train"], data.num_relations, world, self.device)
+        data.check(world)
+
+    @property
+    def parameters(self) -> int:
+        """The numbers that the model learns, on all ranks."""
+        own = self.model.entities
+        held = sum(weight.numel() for weight in self.model.parameters())
+        return held - own.numel() + self.data.num_entities * own.shape[1]
+
+    @cached_property
+    def step(self) -> "ShardedStep":
+        """The training step."""
+        return ShardedStep(self)
+
+    def epoch(self, number: int) -> tuple[Tensor, ...]:
+        """Begin epoch 0, 1, ..., in the order of one process (see `Experiment.epoch`)."""
+        self.step.start_epoch(number)
+        order = epoch_order(self.config.seed, number, self.data.num_train)
+        return torch.split(order, self.config.batch_size)
+
+    def advance(self, batch: Tensor) -> None:
+        """Step on a batch, numbers of the training triples of all ranks."""
+        self.model.train()
+        self.step(batch)
+
+    def loss_sum(self) -> float:
+        """The losses of all triples since the epoch began, on all ranks."""
+        return self.world.add(self.step.loss_sum.detach().cpu().clone()).item()
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> Evaluation:
+        """The metrics of a split, with the whole training graph as context.
+
+        Raises:
+            NonFiniteScoresError: A score is NaN or infinite, on whatever rank.
+        """
+        self.model.eval()
+        tables = self.model.refine_shard(self.shard, None, None, self.config.backend)
+        held, count = self.data.splits[split], self.data.counts[split]
+        found = torch.zeros(count, 2, dtype=torch.float64)  # ranks, and whether both ends were seen
+        for start in range(0, count, PAIRS_PER_BLOCK):
+            numbers = np.arange(start, min(start + PAIRS_PER_BLOCK, count))
+            places, scores, seen = self.scores(tables, held, held.places(numbers))
+            triples = held.triples[places]
+            rows, others = (torch.from_numpy(ids).to(self.device) for ids in self._known(triples[:, ::2]))
+            true = torch.from_numpy(triples[:, 1].copy()).to(self.device)
+            try:
+                ranks = relation_ranks(scores, true, (rows, others), ties=self.config.ties).cpu()
+            except NonFiniteScoresError:
+                ranks = torch.full((len(places),), torch.nan, dtype=torch.float64)
+            found[torch.from_numpy(held.number[places])] = torch.stack([ranks, seen.double().cpu()], 1)
+        ranks, seen = self.world.add(found).unbind(1)
+        if ranks.isnan().any():
+            raise NonFiniteScoresError(f"scores of {split} are NaN or infinite")
+        return Evaluation(all=RankMetrics.from_ranks(ranks), seen=RankMetrics.from_ranks(ranks[seen > 0]))
+
+    def scores(
+        self,
+        tables: tuple[Tensor, Tensor],
+        held: HeldTriples,
+        places: Ids,
+        draws: NumberedDraws | None = None,
+    ) -> tuple[Ids, Tensor, Tensor]:
+        """Score the relations of held triples where their heads live.
+
+        Args:
+            tables: Refined own rows and relations.
+            held: Triples of a split.
+            places: Those to score: on all ranks the same triples, in one order.
+            draws: In training, of the triples that are replaced by unknown ones; None in evaluation.
+
+        Returns:
+            The places of the triples whose head is own; their scores `(A, R)`; bool `(A,)`, whether both ends
+            have a training triple.
+        """
+        meeting = Meeting.of(held, places, self.data.layout)
+        heads, no_head, head_evidence = self._side("head", tables[0], held, meeting.heads, draws)
+        tails, no_tail, tail_evidence = self._side("tail", tables[0], held, meeting.tails, draws)
+        tails = self.model.rows_of("tail", tails, no_tail, tail_evidence)
+        known = torch.ones_like(no_tail) if draws else ~no_tail
+        order = torch.from_numpy(meeting.order).to(self.device)
+        tails = exchanged(tails, self.world, meeting.sent, meeting.received).index_select(0, order)
+        known = self.world.exchange(known.byte()[:, None], meeting.sent, meeting.received)[order, 0] > 0
+        heads = self.model.rows_of("head", heads, no_head, head_evidence)
+        links = None
+        if self.model.links is not None:
+            pairs, targets = self._pairs(held, meeting.heads, draws is not None)
+            links = evidence_of(self.shard.graph).of_links(pairs, heads.dtype, targets)
+        return meeting.heads, self.model.pair_scores(heads, tails, tables[1], links), known & ~no_head
+
+    def _side(
+        self, side: str, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Rows of one side of triples, which of them are unknown, and their evidence."""
+        column = 0 if side == "head" else 1
+        pairs, targets = self._pairs(held, places, draws is not None)
+        rows = functional.embedding(pairs[:, column], entities)
+        if draws is None:
+            unknown = ~self._seen[pairs[:, column]]
+        else:
+            numbers = torch.from_numpy(held.number[places]).to(self.device)
+            unknown = self.model.unknowns(draws.of_triples(numbers))[column]
+        evidence = None
+        if self.model.profile is not None:
+            graph = evidence_of(self.shard.graph)
+            evidence = graph.of_entities(side, pairs, entities.dtype, targets)
+        return rows, unknown, evidence
+
+    def _pairs(self, held: HeldTriples, places: Ids, training: bool) -> tuple[Tensor, Tensor | None]:
+        """Local rows of head and tail, and in training the relation, which is left out of the evidence."""
+        triples = held.triples[places]
+        pairs = torch.from_numpy(self.data.layout.local(triples[:, ::2])).to(self.device)
+        return pairs, torch.from_numpy(triples[:, 1].copy()).to(self.device) if training else None
+
+    @cached_property
+    def _seen(self) -> Tensor:
+        return torch.from_numpy(self.data.seen).to(self.device)
+
+    @cached_property
+    def _known(self) -> KnownRelations:
+        return KnownRelations(self.data.known, self.data.num_entities)
+
+
+def _build_model(config: TrainingConfig, data: ShardData, generator: Generator) -> RelationModel:
+    """The model that `build_model` makes, with the rank's own entity rows: the table is never there whole.
+
+    Its rows are drawn first, block by block; a model of one entity, the last, goes on in the draws.
+    """
+    rows, count = data.layout.rows, data.num_entities
+    bound, own = math.sqrt(6 / (count + config.dim)), torch.empty(len(rows), config.dim)
+    for start in range(0, count, BLOCK):
+        end = min(start + BLOCK, count)
+        block = torch.empty(end - start, config.dim)
+        if end == count:
+            block[:-1].uniform_(-bound, bound, generator=generator)
+            before = generator.get_state()
+            block[-1:].uniform_(-bound, bound, generator=generator)
+            generator.set_state(before)
+        else:
+            block.uniform_(-bound, bound, generator=generator)
+        first, last = np.searchsorted(rows, [start, end])
+        own[first:last] = block[torch.from_numpy(rows[first:last] - start)]
+    model = build_model(config, 1, data.num_relations, generator)
+    model.entities = nn.Parameter(own)
+    return model
+
+
+class ShardedStep(TrainingStep):
+    """`TrainingStep` of one rank: its loss is the share of the triples whose heads are its own."""
+
+    def __init__(self, experiment: ShardedExperiment) -> None:
+        super().__init__(experiment.model, experiment.shard.graph, experiment.config, experiment.generator)
+        self._experiment, self._epoch = experiment, 0
+        self._draws = NumberedDraws(torch.from_numpy(experiment.data.layout.rows).to(experiment.device))
+
+    def start_epoch(self, epoch: int) -> None:
+        """See `TrainingStep`."""
+        super().start_epoch(epoch)
+        self._epoch = epoch
+
+    def _loss(self, batch: Tensor) -> Tensor:
+        """This rank's share of the mean loss of a batch, numbers of the training triples of all ranks."""
+        one, numbers = self._experiment, batch.numpy()
+        held = one.data.splits["train"]
+        places = held.places(numbers)
+        # a batch is known by its first triple, which no other batch of the epoch has
+        self._draws.seed(one.config.seed, self._epoch, int(numbers[0]))
+        mask = None
+        if self._mask_targets:
+            mask = self._mask.zero_().index_fill_(0, torch.from_numpy(places).to(one.device), True)
+        tables = self._model.refine_shard(one.shard, mask, self._draws, self._backend)
+        mine, scores, _ = one.scores(tables, held, places, self._draws)
+        targets = torch.from_numpy(held.triples[mine, 1]).to(one.device)
+        total = functional.cross_entropy(
+            scores, targets, reduction="sum", label_smoothing=self._label_smoothing
+        )
+        return total / len(batch)
+
+    def _add_shares(self) -> None:
+        """Give the weights that all ranks have the sum of the ranks' gradients, in one message."""
+        shared = [
+            weight.grad
+            for weight in self._model.parameters()
+            if weight.grad is not None and weight is not self._model.entities
+        ]
+        flat = self._experiment.world.add(torch.cat([gradient.reshape(-1) for gradient in shared]))
+        for gradient, total in zip(shared, torch.split(flat, [g.numel() for g in shared]), strict=True):
+            gradient.copy_(total.view_as(gradient))

@@ -1,0 +1,105 @@
+"""Training by several ranks, here threads: the losses, weights and metrics of one process."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.data import load_dataset
+from lightcake_fast.metrics import Evaluation
+from lightcake_fast.sharding.data import ShardData
+from lightcake_fast.sharding.partition import owners
+from lightcake_fast.sharding.world import World
+from lightcake_fast.training import sharded
+from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.experiment import Experiment
+from lightcake_fast.training.presets import resolve
+from lightcake_fast.training.sharded import ShardedExperiment
+from tests.support.worlds import in_threads
+
+DATA = load_dataset("family:60")
+PLAIN = {
+    "dim": 6,
+    "layers": 2,
+    "batch_size": 100,
+    "lr": 0.05,
+    "seed": 3,
+    "backend": "reference",
+    "mask_targets": True,
+}
+PLAIN |= {"input_dropout": 0.0, "row_dropout": 0.0, "unseen_rate": 0.0, "relation_bias": True}
+ALL = {"profile": "both", "links": True, "mixing": True, "l2": 1e-3}
+DROPPING = {"input_dropout": 0.2, "row_dropout": 0.3, "unseen_rate": 0.3}
+STEPS = 4
+
+
+def config(**flags: Any) -> TrainingConfig:
+    return resolve({"dataset": "family:60", "preset": "paper", **PLAIN, **flags})
+
+
+def trained(one: Experiment | ShardedExperiment) -> tuple[float, Evaluation, dict[str, Tensor]]:
+    """The loss of a few steps, the metrics after them, and the weights, all in float64."""
+    one.model.double()
+    for batch in one.epoch(0)[:STEPS]:
+        one.advance(batch)
+    loss = one.loss_sum()
+    return loss, one.evaluate("valid"), {name: w.detach() for name, w in one.model.named_parameters()}
+
+
+def of_ranks(settings: TrainingConfig, ranks: int, owner: npt.NDArray[np.int64]) -> list[Any]:
+    def work(world: World) -> Any:
+        data = ShardData.of(DATA, owner, world.rank, ranks)
+        one = ShardedExperiment(settings, data, world)
+        return *trained(one), one.data.layout.rows, one.parameters
+
+    return in_threads(ranks, work)
+
+
+def assert_equal_to(found: list[Any], loss: float, metrics: Evaluation, weights: dict[str, Tensor]) -> None:
+    for its_loss, its_metrics, its_weights, rows, _ in found:
+        assert its_loss == pytest.approx(loss, rel=1e-12)
+        assert its_metrics.all.mrr == pytest.approx(metrics.all.mrr, rel=1e-12)
+        assert its_metrics.seen.mrr == pytest.approx(metrics.seen.mrr, rel=1e-12)
+        assert its_weights.keys() == weights.keys()
+        for name, weight in its_weights.items():
+            wanted = weights[name][torch.from_numpy(rows)] if name == "entities" else weights[name]
+            torch.testing.assert_close(weight, wanted, rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize(
+    "flags", [{}, ALL, {"score": "rotate"}, {"score": "transe", "context": "entity"}, {"layers": 0}], ids=str
+)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_train_as_one_process_does(flags: dict[str, Any], ranks: int) -> None:
+    settings = config(**flags)
+    one = Experiment(settings, DATA)
+    owner = owners(DATA.train, DATA.num_entities, ranks)
+    if ranks == 3:
+        owner[owner == 1] = 2  # a rank without entities
+    found = of_ranks(settings, ranks, owner)
+    assert {parameters for *_, parameters in found} == {one.parameters}
+    assert_equal_to(found, *trained(one))
+
+
+def test_initial_weights_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded, "BLOCK", 13)
+    settings = config(**ALL, unseen_rate=0.1)
+    wanted = dict(Experiment(settings, DATA).model.named_parameters())
+    data = ShardData.of(DATA, np.zeros(DATA.num_entities, np.int64), 0, 1)
+    for name, weight in ShardedExperiment(settings, data, World()).model.named_parameters():
+        torch.testing.assert_close(weight, wanted[name], rtol=0, atol=0, msg=name)
+
+
+def test_ranks_drop_what_one_would() -> None:
+    settings = config(**ALL, **DROPPING)
+    (one,) = of_ranks(settings, 1, np.zeros(DATA.num_entities, np.int64))
+    found = of_ranks(settings, 3, owners(DATA.train, DATA.num_entities, 3))
+    assert_equal_to(found, *one[:3])
+    again = of_ranks(settings, 3, owners(DATA.train, DATA.num_entities, 3))
+    for before, after in zip(found, again, strict=True):
+        assert before[0] == after[0]
+        for name, weight in before[2].items():
+            assert torch.equal(weight, after[2][name]), name

@@ -1,0 +1,112 @@
+"""Partitions: even, with few cut triples, the same everywhere; and each rank's share on disk."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightcake_fast import cli
+from lightcake_fast.data import SPLITS, load_dataset
+from lightcake_fast.errors import InputError
+from lightcake_fast.partition import main
+from lightcake_fast.sharding import partition
+from lightcake_fast.sharding.data import ShardData, read_share
+from lightcake_fast.sharding.shard import HeldTriples, Ids, Layout
+from lightcake_fast.sharding.world import World
+from tests.support.worlds import in_threads
+
+DATA = load_dataset("family:300")
+
+
+def figures(owner: Ids, ranks: int) -> tuple[float, float]:
+    """Halo rows by all rows, and the most triples of a rank by an even share."""
+    held = [HeldTriples.of(DATA.train, owner, rank) for rank in range(ranks)]
+    layouts = [
+        Layout.of(triples, np.flatnonzero(owner == rank), rank, ranks) for rank, triples in enumerate(held)
+    ]
+    return partition.balance(layouts, [len(triples) for triples in held], len(DATA.train))
+
+
+@pytest.mark.parametrize("method", partition.METHODS)
+@pytest.mark.parametrize("ranks", [2, 7])
+def test_partitions_are_even_and_cut_few_triples(method: str, ranks: int) -> None:
+    if method == "metis":
+        pytest.importorskip("pymetis", reason="the extra `scale` is not installed")
+    owner = partition.owners(DATA.train, DATA.num_entities, ranks, method)
+    assert set(owner) == set(range(ranks))
+    assert np.array_equal(owner, partition.owners(DATA.train, DATA.num_entities, ranks, method))
+    halo, most = figures(owner, ranks)
+    by_chance, _ = figures(np.random.default_rng(0).integers(0, ranks, DATA.num_entities), ranks)
+    assert halo < {"greedy": 0.7, "metis": 0.6}[method] * by_chance
+    degree = np.bincount(DATA.train[:, ::2].ravel(), minlength=DATA.num_entities) + 1
+    load = np.bincount(owner, weights=degree, minlength=ranks)
+    assert load.max() * ranks / load.sum() < 1.2
+    assert 1 <= most < 1.5
+
+
+def test_a_share_on_disk_is_that_of_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "parts"
+    assert cli.run(main, ["family:300", "--parts", "3", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    index = json.loads((out / "partition.json").read_text())
+    assert f"halo: {index['halo']:.2f} of all rows" in printed
+    assert sum(index["rows"]) == DATA.num_entities
+    owner = partition.owners(DATA.train, DATA.num_entities, 3)
+    for rank in range(3):
+        found, wanted = read_share(out, rank, 3), ShardData.of(DATA, owner, rank, 3)
+        for name in ("name", "fingerprint", "num_train", "entities", "relations", "counts"):
+            assert getattr(found, name) == getattr(wanted, name), name
+        for name in ("rows", "halo", "halo_from", "sent", "sent_to"):
+            assert np.array_equal(getattr(found.layout, name), getattr(wanted.layout, name)), name
+        for split in SPLITS:
+            assert np.array_equal(found.splits[split].triples, wanted.splits[split].triples), split
+        assert np.array_equal(found.seen, wanted.seen)
+
+
+def test_shares_of_two_partitions_are_refused_by_all_ranks() -> None:
+    owner = partition.owners(DATA.train, DATA.num_entities, 3)
+
+    def work(world: World) -> str:
+        own = owner if world.rank else np.roll(owner, 1)
+        with pytest.raises(InputError, match="do not fit each other") as caught:
+            ShardData.of(DATA, own, world.rank, 3).check(world)
+        return str(caught.value)
+
+    assert len(set(in_threads(3, work))) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["family:60", "--parts", "0"], "parts: got 0"),
+        (["family:60", "--parts", "2", "--method", "chance"], "invalid choice: 'chance'"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(main, arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_cut_off_share_is_told(tmp_path: Path) -> None:
+    assert cli.run(main, ["family:60", "--parts", "2", "--out", str(tmp_path)]) == 0
+    file = tmp_path / "rank-00001" / "shard.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(InputError, match="cut short"):
+        read_share(tmp_path, 1, 2)
+    with pytest.raises(InputError, match="a partition for 2 processes, wanted one for 3"):
+        read_share(tmp_path, 0, 3)
+    with pytest.raises(InputError, match="holds no partition"):
+        read_share(tmp_path / "rank-00000", 0, 2)
+
+
+def test_world_counts_and_passes_on_json() -> None:
+    def work(world: World) -> tuple[object, tuple[int, ...]]:
+        assert torch.equal(world.gather(torch.tensor([world.rank])), torch.tensor([[0], [1]]))
+        told = world.from_first({"a": [1, None, "ä"]} if world.first else "another's")
+        return told, world.agree(world.rank, -world.rank)
+
+    assert in_threads(2, work) == [({"a": [1, None, "ä"]}, (1, 0))] * 2

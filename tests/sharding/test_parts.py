@@ -1,0 +1,106 @@
+"""Checkpoints in parts: whole again for any number of ranks, and never taken for another save's."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.errors import InputError
+from lightcake_fast.sharding.shard import Ids
+from lightcake_fast.sharding.world import World
+from lightcake_fast.training import parts
+from lightcake_fast.training.presets import resolve
+from lightcake_fast.training.run_folder import Position
+from tests.support.comparison import assert_bitwise_equal
+from tests.support.worlds import in_threads
+
+SAME: dict[str, Any] = {"config": resolve({}), "fingerprint": "of the data"}
+WHOLE = {"model.entities": torch.arange(20.0).view(10, 2), "model.relations": torch.ones(4, 2)}
+OWNER = np.array([2, 0, 0, 2, 1, 0, 2, 2, 1, 0])
+
+
+def notes(step: int) -> dict[str, Any]:
+    return {"position": dataclasses.asdict(Position(epoch=1, step=step))}
+
+
+def save_in_parts(folder: Path, step: int = 5, ranks: int = 3) -> None:
+    def work(world: World) -> None:
+        rows = torch.from_numpy(np.flatnonzero(OWNER % ranks == world.rank))
+        own = {**WHOLE, "model.entities": WHOLE["model.entities"][rows], parts.ROWS: rows}
+        parts.save_part(folder, "last", own, f"1-{step}", world, **SAME, notes=notes(step))
+
+    in_threads(ranks, work)
+
+
+def load(folder: Path, rows: Ids | None = None) -> tuple[dict[str, Tensor], int]:
+    tensors, found = parts.load(folder, "last", **SAME, rows=rows)
+    return tensors, found["position"]["step"]
+
+
+def assert_whole(tensors: dict[str, Tensor]) -> None:
+    assert tensors.keys() == WHOLE.keys()
+    for name, tensor in WHOLE.items():
+        assert_bitwise_equal(tensors[name], tensor, name=name)
+
+
+def test_parts_are_whole_again_and_are_divided_anew(tmp_path: Path) -> None:
+    assert not parts.exists(tmp_path, "last")
+    save_in_parts(tmp_path)
+    assert parts.exists(tmp_path, "last")
+    assert_whole(load(tmp_path)[0])
+    rows = np.array([0, 3, 4, 9])
+    for _ in range(2):  # from parts, then from one file
+        tensors, _ = load(tmp_path, rows)
+        assert_bitwise_equal(tensors["model.entities"], WHOLE["model.entities"][rows])
+        assert_bitwise_equal(tensors["model.relations"], WHOLE["model.relations"])
+        parts.save_whole(tmp_path, "last", WHOLE, **SAME, notes=notes(6))
+    assert [path.name for path in tmp_path.iterdir()] == ["last.safetensors"]
+    save_in_parts(tmp_path, step=7, ranks=2)
+    names = {"last.json", "last-1-7-0-of-2.safetensors", "last-1-7-1-of-2.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == names, "of the save before nothing is left"
+
+
+@pytest.mark.parametrize("newer", ["whole", "parts"])
+def test_the_newer_save_counts_where_a_kill_left_two(tmp_path: Path, newer: str) -> None:
+    save_in_parts(tmp_path, step=5)
+    other = tmp_path / "other"
+    other.mkdir()
+    parts.save_whole(other, "last", WHOLE, **SAME, notes=notes(6 if newer == "whole" else 4))
+    (other / "last.safetensors").rename(tmp_path / "last.safetensors")
+    assert load(tmp_path)[1] == (6 if newer == "whole" else 5)
+
+
+def test_parts_of_a_save_that_a_kill_cut_off_do_not_count(tmp_path: Path) -> None:
+    save_in_parts(tmp_path, step=5)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    save_in_parts(tmp_path, step=6)
+    for name, content in kept.items():
+        (tmp_path / name).write_bytes(content)  # the index last: as before it was replaced
+    tensors, step = load(tmp_path)
+    assert_whole(tensors)
+    assert step == 5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"files": ["../last-1-5-0-of-3.safetensors"]}, "damaged"),
+        ({"files": []}, "damaged"),
+        ({"format": 2}, "damaged"),
+        ({"tag": "1-4"}, "not of the save"),
+        ({"files": ["last-1-5-0-of-3.safetensors"]}, "each entity's row once"),
+        ({"files": ["last-1-5-0-of-3.safetensors"] * 3}, "each entity's row once"),
+        ({"files": ["gone.safetensors"]}, "missing"),
+    ],
+)
+def test_a_damaged_index_is_told(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    save_in_parts(tmp_path)
+    index = tmp_path / "last.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), **change}))
+    with pytest.raises(InputError, match=message):
+        load(tmp_path)
