@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.plan import GpuPlan, Plan
 from lightcake_fast.launching import launching
+from lightcake_fast.operators import operator
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.scores import fused, score_named
 
@@ -311,7 +312,7 @@ def _fused(
     return _context_layer(x, y, list(plan), mask, score, context, backend)  # type: ignore[no-any-return]
 
 
-@torch.library.custom_op("lightcake_fast::context_layer", mutates_args=(), device_types="cpu")
+@operator("context_layer", "cpu")
 def _context_layer(
     x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
 ) -> list[Tensor]:
@@ -350,7 +351,7 @@ def _(
     return outputs
 
 
-@torch.library.custom_op("lightcake_fast::context_layer_backward", mutates_args=(), device_types="cpu")
+@operator("context_layer_backward", "cpu")
 def _context_layer_backward(
     g: Tensor,
     q: Tensor,
@@ -433,5 +434,4 @@ def no_second_derivative(ctx: Any, *gradients: Any) -> None:
 
 _context_layer_backward.register_autograd(no_second_derivative)
 _context_layer.register_autograd(_differentiate, setup_context=_save)
-_context_layer.register_autocast("cpu", torch.float32)
-_context_layer.register_autocast("cuda", torch.float32)
+_context_layer.register_autocast(torch.float32)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightcake_fast.kernels.segment_plan import SegmentPlan, build_segment_plan
 from lightcake_fast.launching import launching
+from lightcake_fast.operators import operator
 from lightcake_fast.ops import (
     BACKENDS,
     autocast_first,
@@ -219,7 +220,7 @@ def _kernels(backend: str) -> Any:
     return cpu_segments
 
 
-@torch.library.custom_op("lightcake_fast::segment_softmax_aggregate", mutates_args=())
+@operator("segment_softmax_aggregate")
 def _aggregate(
     s: Tensor, values: Tensor, plan: list[Tensor], num_segments: int, with_weights: bool, backend: str
 ) -> list[Tensor]:
@@ -242,7 +243,7 @@ def _(
     return [s.new_empty(num_segments, *values.shape[1:]), s.new_empty(num_segments, s.shape[1]), w]
 
 
-@torch.library.custom_op("lightcake_fast::segment_softmax_aggregate_backward", mutates_args=())
+@operator("segment_softmax_aggregate_backward")
 def _aggregate_backward(
     g: Tensor,
     c: Tensor | None,
@@ -298,5 +299,4 @@ def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
 
 _aggregate_backward.register_autograd(no_second_derivative)
 _aggregate.register_autograd(_differentiate, setup_context=_save)
-_aggregate.register_autocast("cpu", torch.float32)
-_aggregate.register_autocast("cuda", torch.float32)
+_aggregate.register_autocast(torch.float32)

@@ -105,7 +105,8 @@ class LightCAKE(RelationModel):
         )
         self.layers, self.score, self.context = layers, score, context
         self.entity_score = score
-        identity = torch.eye(dim, dtype=dtype, device=self.entities.device)
+        identity = torch.zeros(dim, dim, dtype=dtype, device=self.entities.device)
+        identity.diagonal().fill_(1)  # of what runs on a meta device, torch.eye would import TorchDynamo
 
         def matrices(other: str) -> nn.Parameter | None:
             return nn.Parameter(identity.repeat(layers, 1, 1)) if mixing and context != other else None

@@ -321,7 +321,7 @@ def test_programs_in_any_order_agree_in_every_bit(score: str, monkeypatch: pytes
 def test_operator_is_registered_well(dtype: torch.dtype) -> None:
     x, y, graph, mask = layer_inputs("sparse", 5, dtype, DEVICE)
     inputs = (x.requires_grad_(), y.requires_grad_(), list(graph.gpu_plan), mask, "transe", "both", "triton")
-    torch.library.opcheck(ops._context_layer, inputs)
+    torch.library.opcheck(torch.ops.lightcake_fast.context_layer.default, inputs)
 
 
 @pytest.mark.parametrize(

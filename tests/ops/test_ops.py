@@ -60,14 +60,17 @@ def test_operator_is_registered_well(score: str, context: str, masked: bool, dif
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     x, y = x.requires_grad_(differentiable), y.requires_grad_(differentiable)
     arguments = (x, y, list(graph.plan), mask if masked else None, score, context, "numba")
-    torch.library.opcheck(ops._context_layer, arguments)
+    torch.library.opcheck(torch.ops.lightcake_fast.context_layer.default, arguments)
 
 
 def test_backward_operator_is_registered_well() -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     plan = list(graph.plan)
     outputs = ops._context_layer(x, y, plan, mask, "transe", "both", "numba")
-    torch.library.opcheck(ops._context_layer_backward, (x, y, x, y, outputs, plan, "transe", "numba"))
+    torch.library.opcheck(
+        torch.ops.lightcake_fast.context_layer_backward.default,
+        (x, y, x, y, outputs, plan, "transe", "numba"),
+    )
 
 
 @pytest.mark.parametrize("wrt", ["entities", "relations"])

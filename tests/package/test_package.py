@@ -39,6 +39,7 @@ LAYERS = {
     "lightcake_fast.kernels": 0,
     "lightcake_fast.reference": 0,
     "lightcake_fast.launching": 1,
+    "lightcake_fast.operators": 0,
     "lightcake_fast.scores": 1,
     "lightcake_fast.ops": 1,
     "lightcake_fast.segments": 1,
@@ -267,6 +268,16 @@ def test_the_oldest_versions_tested_are_the_lower_bounds() -> None:
     pins = re.findall(r"^([a-z]+)==([\d.]+)$", (ROOT / ".ci" / "oldest.txt").read_text(), re.M)
     assert len(pins) == 6
     assert dict(bounds[: len(pins)]) == {name: re.sub(r"(\.0)+$", "", version) for name, version in pins}
+
+
+def test_what_predicts_and_evaluates_does_not_wait_for_the_compiler_of_torch(unbroken: Path) -> None:
+    code = f"""
+import sys
+from lightcake_fast.evaluate import main
+main([{str(unbroken)!r}])
+assert "torch._dynamo" not in sys.modules
+"""
+    run_python(code)
 
 
 def spin_counts(*command: str) -> tuple[str, str]:
