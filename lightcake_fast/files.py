@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,9 +15,36 @@ from lightcake_fast.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
+if sys.platform != "win32":
+    import fcntl
+
 TEMPORARY = (
     ".tmp"  # ends the names of folders in which files are written before they are moved to their place
 )
+
+
+def lock_folder(path: Path, what: str) -> int | None:
+    """Keep other processes from a folder until the number returned is closed, or this process ends.
+
+    Args:
+        path: The folder.
+        what: What it holds, for the message.
+
+    Returns:
+        None where the system has no such lock (Windows).
+
+    Raises:
+        InputError: Another process holds it.
+    """
+    if sys.platform == "win32":
+        return None
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise InputError(f"{path}: another process is at work on {what}") from error
+    return lock
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import os
 import sys
 import time
 import warnings
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lightcake_fast import cli
 from lightcake_fast.data import KnowledgeGraph, load_dataset, write_folder
 from lightcake_fast.errors import InputError
-from lightcake_fast.files import replace_text
+from lightcake_fast.files import lock_folder, replace_text
 from lightcake_fast.inference.result import History
 from lightcake_fast.models import takers
 from lightcake_fast.process import prepare_process
@@ -123,7 +124,8 @@ def _search(
     for point in itertools.islice(points(vary), 1):
         resolve({**settings, **point}, len(graph.train))
     console = Console(quiet=bool(settings.get("quiet")))
-    with _quiet(optuna):
+    out.mkdir(parents=True, exist_ok=True)
+    with _locked(out), _quiet(optuna):
         study = _study(optuna, out, sampler, prune, mixed_seed(settings.get("seed", 0)))
         asked = {"settings": settings, "vary": vary, "sampler": sampler, "data": graph.fingerprint}
         _claim(study, out, json.loads(json.dumps(asked)))
@@ -132,7 +134,7 @@ def _search(
         objective = functools.partial(_trial, optuna, study, out, vary, settings, interrupt, console, total)
         if left > 0:
             study.optimize(objective, n_trials=left)
-    _conclude(study, out, settings, console)
+        _conclude(study, out, settings, console)
     return study
 
 
@@ -156,7 +158,6 @@ def _study(optuna: Any, out: Path, sampler: str, prune: bool, seed: int) -> "Stu
     """The study of the folder, new or to go on with."""
     from optuna.storages.journal import JournalFileBackend
 
-    out.mkdir(parents=True, exist_ok=True)
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(out / STUDY)))
     study: Study = optuna.create_study(
         study_name="search", storage=storage, direction="maximize", load_if_exists=True
@@ -261,6 +262,17 @@ def _conclude(study: "Study", out: Path, settings: Mapping[str, Any], console: C
         f"train with its settings: python -m lightcake_fast.train --config {out / BEST}",
     ):
         console.print(cli.as_typed(line), soft_wrap=True)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep other processes off the search: what is under way here would look cut off to them."""
+    lock = lock_folder(out, "this search")
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 @contextmanager

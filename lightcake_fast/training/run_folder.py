@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,16 +22,13 @@ from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph, id_map, load_dataset, write_folder
 from lightcake_fast.errors import InputError
-from lightcake_fast.files import TEMPORARY, parse_json, replace_text
+from lightcake_fast.files import TEMPORARY, lock_folder, parse_json, replace_text
 from lightcake_fast.metrics import RankMetrics
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.sharding.world import World
 from lightcake_fast.training import parts
 from lightcake_fast.training.config import TrainingConfig, dataset_key
-
-if sys.platform != "win32":
-    import fcntl
 
 CONFIG = "config.json"
 FINGERPRINT = "dataset.sha256"
@@ -184,13 +180,7 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         if not self.world.first:
             return self
-        if sys.platform != "win32":
-            self._lock = os.open(self.path, os.O_RDONLY)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                os.close(self._lock)
-                raise InputError(f"{self.path}: another process is at work on this run") from error
+        self._lock = lock_folder(self.path, "this run")
         for leftover in self.path.glob("*" + TEMPORARY):
             _remove(leftover)
         return self

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import lightcake_fast
 from lightcake_fast import cli
 from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
+from lightcake_fast.files import lock_folder
 from lightcake_fast.train import main as train
 from tests.support.training_runs import without_times
 
@@ -148,6 +150,18 @@ def test_a_folder_keeps_its_search(module: Any, tmp_path: Path, capsys: pytest.C
     ):
         assert cli.run(module.main, [*argv, *more]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_two_processes_do_not_share_a_search(
+    module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = lock_folder(tmp_path, "this search")
+    assert lock is not None
+    argv = [*FLAGS, "--out", str(tmp_path), "--trials", "1", "--vary", "dim=4"]
+    assert cli.run(module.main, argv) == 2
+    assert "another process is at work on this search" in capsys.readouterr().err
+    os.close(lock)
+    assert cli.run(module.main, argv) == 0
 
 
 @pytest.mark.parametrize(
