@@ -105,6 +105,7 @@ def test_examples_run(
     for language, text in blocks(page):
         if language == "python":
             exec(compile(text, str(page), "exec"), namespace)
+            assert "is not in the data" not in capsys.readouterr().out
         else:
             assert language == "sh", f"no rule says how to check a block of {language}: add one"
             for line in text.splitlines():

@@ -177,6 +177,7 @@ def test_back_ends_are_flat_folders(name: str) -> None:
 
 def test_version_is_that_of_the_metadata() -> None:
     assert lightcake_fast.__version__ == metadata.version("lightcake_fast")
+    assert f"\nversion: {lightcake_fast.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", lightcake_fast.__all__)
