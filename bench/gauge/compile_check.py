@@ -125,7 +125,7 @@ def problems(launch: Launch) -> list[str]:
 
 
 def _row_itemsize(launch: Launch) -> int:
-    rows = [t for t in launch.arguments.values() if isinstance(t, torch.Tensor) and t.ndim == 2]
+    rows = [t for t in launch.arguments.values() if isinstance(t, torch.Tensor) and t.ndim >= 2]
     return min((t.dtype.itemsize for t in rows if t.is_floating_point()), default=4)
 
 
@@ -139,7 +139,7 @@ def _launches(case: Case) -> list[Launch]:
     index = torch.randint(4, (1000,))  # four rows that are gathered often: cut
     bounds = torch.tensor([0, 200, *range(202, 1002, 2)])
     segments = Segments.from_csr(bounds, index, 4)
-    values, s = torch.zeros(4, case.width, dtype=dtype), torch.zeros(1000)
+    values, s = torch.zeros(4, 1, case.width, dtype=dtype), torch.zeros(1000, 1)  # of one head
     count = segments.num_segments
 
     def op() -> None:
