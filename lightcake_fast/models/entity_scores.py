@@ -6,10 +6,11 @@ that of the entities with a point that the question alone decides, or, for a dis
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from lightcake_fast.scores import score_named
@@ -31,6 +32,9 @@ class Questions(Protocol):
     def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
         """Scores (M,) of entities (M, d), each for the one question numbered there, int64 (M,)."""
 
+    def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
+        """The log of the sum of exp of all scores, and their sum, each (B,), of all entities (N, d)."""
+
 
 @dataclass(frozen=True)
 class _Products:
@@ -47,6 +51,10 @@ class _Products:
 
     def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
         return (self.points.index_select(0, question) * entities).sum(1)
+
+    def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = _LogSums.apply(self.points, entities, False)  # type: ignore[no-untyped-call]
+        return found
 
 
 @dataclass(frozen=True)
@@ -66,14 +74,27 @@ class _Distances:
 
     def scores(self, entities: Tensor) -> Tensor:
         points, entities = self.points - self.centre, entities - self.centre
-        ours, theirs = points.square().sum(1, keepdim=True), entities.square().sum(1)
-        squared = torch.addmm(theirs, points, entities.T, alpha=-2) + ours
-        rounding = 4 * torch.finfo(squared.dtype).eps * (ours + theirs.max()).detach()
-        return -squared.maximum(rounding).sqrt()
+        squared = torch.addmm(_squares(entities), points, entities.T, alpha=-2) + _squares(points)[:, None]
+        return -squared.maximum(_rounding(points, entities)).sqrt()
 
     def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
         squared = (self.points.index_select(0, question) - entities).square().sum(1)
         return -squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
+
+    def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
+        points, entities = self.points - self.centre, entities - self.centre
+        found: tuple[Tensor, Tensor] = _LogSums.apply(points, entities, True)  # type: ignore[no-untyped-call]
+        return found
+
+
+def _squares(rows: Tensor) -> Tensor:
+    return rows.square().sum(1)
+
+
+def _rounding(points: Tensor, entities: Tensor) -> Tensor:
+    """What rounding makes of a square whose terms cancel, (B, 1)."""
+    largest = _squares(points)[:, None] + _squares(entities).max()
+    return 4 * torch.finfo(points.dtype).eps * largest.detach()
 
 
 @dataclass(frozen=True)
@@ -95,6 +116,82 @@ class _Psi:
         return self.psi(
             self.heads.index_select(0, question), self.relations.index_select(0, question), entities
         )
+
+    def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
+        def summed(block: Tensor) -> tuple[Tensor, Tensor]:
+            scores = self.scores(block)
+            return scores.logsumexp(1), scores.sum(1)
+
+        parts = [
+            checkpoint(summed, block, use_reentrant=False, preserve_rng_state=False)
+            for block in _blocks(self.entries, entities)
+        ]
+        logs, sums = (torch.stack(values) for values in zip(*parts, strict=True))
+        return logs.logsumexp(0), sums.sum(0)
+
+
+class _LogSums(torch.autograd.Function):
+    """``log_sums`` of points (B, d) with entities (N, d), by their product or their negative distance.
+
+    A block of scores lies in one buffer, whatever N: tensors of its size that come and go between small ones
+    that stay would leave holes in the memory of a CPU, as many as blocks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, points: Tensor, entities: Tensor, distance: bool) -> tuple[Tensor, Tensor]:
+        keeps = len(points) * len(entities) <= KEPT
+        highest = points.new_full((len(points), 1), -torch.inf)
+        total, sums = points.new_zeros(len(points), 1), points.new_zeros(len(points))
+        buffer, kept = _buffer(points, entities), []
+        for block in _blocks(len(points), entities):
+            scores = _scored(points, block, distance, buffer)
+            if keeps:
+                kept.append(scores.clone())
+            sums += scores.sum(1)
+            before, highest = highest, highest.maximum(scores.amax(1, keepdim=True))
+            total *= (before - highest).exp()
+            total += scores.sub_(highest).exp_().sum(1, keepdim=True)
+        log_sum = highest + total.log()
+        ctx.save_for_backward(points, entities, log_sum, *kept)
+        ctx.distance = distance
+        return log_sum[:, 0], sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_log: Tensor, g_sum: Tensor) -> tuple[Tensor, Tensor, None]:
+        points, entities, log_sum, *kept = ctx.saved_tensors
+        g_points, g_entities = torch.zeros_like(points), torch.empty_like(entities)
+        weights, buffer = _buffer(points, entities), _buffer(points, entities)
+        parts = _blocks(len(points), entities), _blocks(len(points), g_entities)
+        for n, (block, g_block) in enumerate(zip(*parts, strict=True)):
+            scores = kept[n] if kept else _scored(points, block, ctx.distance, buffer)
+            grad = weights[: scores.numel()].view_as(scores)
+            torch.sub(scores, log_sum, out=grad).exp_().mul_(g_log[:, None]).add_(g_sum[:, None])
+            if ctx.distance:  # the gradient of the squares, and that of what they are squares of
+                grad.div_(scores).mul_(scores < -_rounding(points, block).sqrt())
+                g_points += points * grad.sum(1, keepdim=True)
+                torch.mul(block, grad.sum(0)[:, None], out=g_block)
+                grad.neg_()
+            else:
+                g_block.zero_()
+            g_points.addmm_(grad, block)
+            g_block.addmm_(grad.T, points)
+        return g_points, g_entities, None
+
+
+def _buffer(points: Tensor, entities: Tensor) -> Tensor:
+    """Room for the scores of a block."""
+    return points.new_empty(len(points) * min(len(entities), _block_size(len(points))))
+
+
+def _scored(points: Tensor, entities: Tensor, distance: bool, buffer: Tensor) -> Tensor:
+    """Scores (B, n) of a block, in the buffer."""
+    scores = buffer[: len(points) * len(entities)].view(len(points), len(entities))
+    torch.mm(points, entities.T, out=scores)
+    if distance:
+        scores.mul_(-2).add_(_squares(points)[:, None]).add_(_squares(entities))
+        torch.maximum(scores, _rounding(points, entities), out=scores).sqrt_().neg_()
+    return scores
 
 
 def _times(heads: Tensor, relations: Tensor) -> Tensor:
@@ -136,7 +233,7 @@ def ask(score: str, heads: Tensor, relations: Tensor, entities: Tensor) -> Quest
 
 def all_scores(questions: Questions, entities: Tensor) -> Tensor:
     """Scores (B, N) of all entities (N, d)."""
-    return torch.cat([questions.scores(block) for block in _blocks(questions, entities)], 1)
+    return torch.cat([questions.scores(block) for block in _blocks(questions.entries, entities)], 1)
 
 
 def cross_entropy(
@@ -154,24 +251,18 @@ def cross_entropy(
     Returns:
         A scalar. For its gradient at most ``KEPT`` scores are kept.
     """
-    again = questions.entries * len(entities) > KEPT
-
-    def summed(block: Tensor) -> tuple[Tensor, Tensor]:
-        scores = questions.scores(block)
-        return scores.logsumexp(1), scores.sum(1) if label_smoothing else scores[:, 0]
-
-    parts = [
-        checkpoint(summed, block, use_reentrant=False, preserve_rng_state=False) if again else summed(block)
-        for block in _blocks(questions, entities)
-    ]
-    logs, sums = (torch.stack(values) for values in zip(*parts, strict=True))
+    log_sums, sums = questions.log_sums(entities)
     given = questions.score_of(entities.index_select(0, answers), question)
-    loss = logs.logsumexp(0).index_select(0, question) - (1 - label_smoothing) * given
+    loss = log_sums.index_select(0, question) - (1 - label_smoothing) * given
     if label_smoothing:
-        loss = loss - label_smoothing / len(entities) * sums.sum(0).index_select(0, question)
+        loss = loss - label_smoothing / len(entities) * sums.index_select(0, question)
     return loss.mean()
 
 
-def _blocks(questions: Questions, entities: Tensor) -> Iterator[Tensor]:
+def _blocks(entries: int, entities: Tensor) -> Iterator[Tensor]:
     """The rows of the entities, so many at a time that their scores take at most ``BLOCK`` numbers."""
-    yield from torch.split(entities, max(1, BLOCK // max(1, questions.entries)))
+    yield from torch.split(entities, _block_size(entries))
+
+
+def _block_size(entries: int) -> int:
+    return max(1, BLOCK // max(1, entries))

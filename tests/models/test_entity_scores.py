@@ -11,7 +11,7 @@ from torch.nn import functional
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransH, entity_scores
-from lightcake_fast.models.entity_scores import all_scores, ask, cross_entropy
+from lightcake_fast.models.entity_scores import ask, cross_entropy
 from lightcake_fast.models.scorers import of_modulus_one
 from lightcake_fast.scores import BUILT_IN, Score, register_score
 from tests.support.comparison import assert_close
@@ -88,25 +88,19 @@ def test_no_block_is_larger_than_told(score: str, monkeypatch: pytest.MonkeyPatc
     model = plain_model(score)
     entities, relations = (table.detach() for table in model.inputs(GRAPH))
     questions = ask(score, entities[:5], relations[:5], entities)
-    asked = []
+    made, empty = [], Tensor.new_empty
 
-    class Watched:
-        entries = questions.entries
+    def watched(self: Tensor, *size: Any, **options: Any) -> Tensor:
+        made.append(empty(self, *size, **options))
+        return made[-1]
 
-        def scores(self, entities: Tensor) -> Tensor:
-            asked.append(5 * len(entities))
-            return questions.scores(entities)
-
-        def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
-            return questions.score_of(entities, question)
-
-    cross_entropy(Watched(), entities, torch.tensor([2]), torch.tensor([0]))
-    all_scores(Watched(), entities)
-    assert sum(asked) == 2 * 5 * N
-    assert max(asked) == 40
+    monkeypatch.setattr(Tensor, "new_empty", watched)
+    loss = cross_entropy(questions, entities.requires_grad_(), torch.tensor([2]), torch.tensor([0]))
+    torch.autograd.grad(loss, entities)
+    assert [tensor.numel() for tensor in made] == 3 * [40]  # one forward, two backward
 
 
-def test_a_score_of_ones_own_asks_triple_by_triple(registry: None) -> None:
+def test_a_score_of_ones_own_asks_triple_by_triple(registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
     register_score(
         "other",
         Score(
@@ -116,9 +110,16 @@ def test_a_score_of_ones_own_asks_triple_by_triple(registry: None) -> None:
         ),
     )
     model = LightCAKE(N, R, dim=D, layers=0, score="other", inverses=True, dtype=torch.float64)
-    tables = model.entities.detach(), model.relations.detach()
-    found = model.entity_scores(tables, QUESTIONS)
-    assert_close(found, one_by_one(model, tables, QUESTIONS), slack=10)
+    tables = model.entities, model.relations
+    wanted = one_by_one(model, tables, QUESTIONS)
+    assert_close(model.entity_scores(tables, QUESTIONS), wanted, slack=10)
+    monkeypatch.setattr(entity_scores, "BLOCK", 5 * D * 4)  # four entities
+    answers, question = torch.tensor([3, 9]), torch.tensor([1, 4])
+    loss = model.entity_loss(tables, QUESTIONS, answers, question, 0.1)
+    expected = functional.cross_entropy(wanted[question], answers, label_smoothing=0.1)
+    assert_close(loss, expected, slack=10)
+    for ours, theirs in zip(*(torch.autograd.grad(x, tables) for x in (loss, expected)), strict=True):
+        assert_close(ours, theirs, slack=100)
 
 
 @pytest.mark.parametrize("score", ["transe", "rotate"])
