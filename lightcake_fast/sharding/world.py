@@ -18,6 +18,10 @@ TIMEOUT = "LIGHTCAKE_FAST_TIMEOUT"  # environment variable: seconds that a proce
 TIMEOUT_SECONDS = 1800
 
 
+# PyTorch has given it another name, and warns of the one before
+_gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
+
 class World:
     """All processes of a training, as one of them sees them: here it is alone.
 
@@ -97,7 +101,7 @@ class Joined(World):
     def _gather(self, values: Tensor) -> Tensor:
         found = values.new_empty(self.ranks * len(values), *values.shape[1:])
         with self._one_line():
-            dist.all_gather_into_tensor(found, values)
+            _gather(found, values)
         return found.view(self.ranks, *values.shape)
 
     def _add(self, values: Tensor) -> None:

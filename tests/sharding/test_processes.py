@@ -52,7 +52,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
