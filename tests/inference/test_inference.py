@@ -21,11 +21,12 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.inference import Explanation
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
-from lightcake_fast.training.run_folder import BEST, RunFolder
+from lightcake_fast.training.run_folder import RunFolder
 from tests.support.comparison import assert_close
 from tests.support.trained_runs import PAIR, UNSEEN, train_run
 
 LAYERS = ("--layers", "2")
+BEST = "best.safetensors"
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,8 @@ def test_sigint_and_sigterm_save_first(unbroken: Path, tmp_path: Path) -> None:
     assert_equal_runs(folder, unbroken)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 11))])
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(11))
 def test_killed_three_times_at_random(unbroken: Path, tmp_path: Path, seed: int) -> None:
     moments = random.Random(seed)
     folder = tmp_path / "run"
@@ -201,7 +202,7 @@ def test_a_terminal_gets_a_live_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("lightcake_fast.training.progress.REFRESH_SECONDS", 0.0)
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, color_system=None)
-    monkeypatch.setattr(COMMAND, "Reporter", lambda quiet: Reporter(quiet, console))
+    monkeypatch.setattr(COMMAND, "Reporter", lambda quiet, _: Reporter(quiet, console))
     flags = [flag for flag in TINY if flag != "--quiet"]
     train([*flags, "--epochs", "2", "--out", str(tmp_path / "run")])
     shown = screen.getvalue()
