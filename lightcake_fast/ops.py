@@ -23,6 +23,8 @@ BACKENDS = ("auto", "triton", "numba", "reference")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "y", "on")
 _NARROW = (torch.float16, torch.bfloat16)
+# asked at import: TorchDynamo of PyTorch 2.9 does not trace the question
+_AUTOCAST = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
 
 
 def context_layer(
@@ -287,7 +289,7 @@ def _have_tangents(tables: tuple[Tensor, ...]) -> bool:
 def autocast_first(table: Tensor) -> Tensor:
     """A table as PyTorch's own float32 operators take it under ``torch.autocast``; elsewhere as it is."""
     device = table.device.type
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    autocast = device in _AUTOCAST and torch.is_autocast_enabled(device)
     return table.float() if autocast and table.dtype in (*_NARROW, torch.float32) else table
 
 
