@@ -41,21 +41,38 @@ Source: LightCAKE, arXiv 2102.10826, equations 1-6; docs/op.md, "The gradient of
 from typing import Any
 
 
-class DistMult:
+class Product:
+    """What scores share whose psi is the sum itself."""
+
+    psi_slope = None
+
+    @staticmethod
+    def psi(total, sqrt):
+        return total
+
+
+class Distance:
+    """What scores share whose psi is minus the square root of the sum; a zero length has gradient zero."""
+
+    @staticmethod
+    def psi(total, sqrt):
+        return -sqrt(total)
+
+    @staticmethod
+    def psi_slope(psi, where):
+        return where(psi < 0, -1.0 / where(psi < 0, psi, psi * 0 - 1), psi * 0)
+
+
+class DistMult(Product):
     """psi = sum_k h_k r_k t_k, phi_ent = r * t, phi_rel = h * t."""
 
     columns = 1
-    psi_slope = None
 
     @staticmethod
     def psi_term(h, r, t):
         return h[0] * t[0] * r[0]
 
     product = psi_term
-
-    @staticmethod
-    def psi(total, sqrt):
-        return total
 
     @staticmethod
     def phi_ent(r, t):
@@ -82,7 +99,7 @@ class DistMult:
         return (alpha * r[0] * g[0] + h[0] * (slope * r[0] + beta * q[0]),)
 
 
-class TransE:
+class TransE(Distance):
     """psi = -||t - r - h||, phi_ent = t - r, phi_rel = t - h; a zero length has gradient zero."""
 
     columns = 1
@@ -91,14 +108,6 @@ class TransE:
     def psi_term(h, r, t):
         v = t[0] - h[0] - r[0]
         return v * v
-
-    @staticmethod
-    def psi(total, sqrt):
-        return -sqrt(total)
-
-    @staticmethod
-    def psi_slope(psi, where):
-        return where(psi < 0, -1.0 / where(psi < 0, psi, psi * 0 - 1), psi * 0)
 
     @staticmethod
     def phi_ent(r, t):
@@ -138,21 +147,16 @@ class TransE:
         return (total - beta * q[0] + beta_back * q_back[0] + alpha_back * g[0],)
 
 
-class ComplEx:
+class ComplEx(Product):
     """psi = Re sum_k h_k r_k conj(t_k), phi_ent = conj(r) t, phi_rel = conj(h) t; halves: real, imaginary."""
 
     columns = 2
-    psi_slope = None
 
     @staticmethod
     def psi_term(h, r, t):
         return (h[0] * t[0] + h[1] * t[1]) * r[0] + (h[0] * t[1] - h[1] * t[0]) * r[1]
 
     product = psi_term
-
-    @staticmethod
-    def psi(total, sqrt):
-        return total
 
     @staticmethod
     def phi_ent(r, t):
@@ -186,24 +190,19 @@ class ComplEx:
         )
 
 
-class SimplE:
+class SimplE(Product):
     """psi = sum_k (h_k r_k t'_k + t_k r'_k h'_k) / 2, phi its derivatives; halves: as head x, as tail x'.
 
     A relation's second half is its inverse.
     """
 
     columns = 2
-    psi_slope = None
 
     @staticmethod
     def psi_term(h, r, t):
         return (h[0] * t[1] * r[0] + h[1] * t[0] * r[1]) * 0.5
 
     product = psi_term
-
-    @staticmethod
-    def psi(total, sqrt):
-        return total
 
     @staticmethod
     def phi_ent(r, t):
@@ -234,7 +233,7 @@ class SimplE:
         return ((b * h[1] + d * r[1]) * 0.5, (a * h[0] + c * r[0]) * 0.5)
 
 
-class RotatE:
+class RotatE(Distance):
     """psi = -||h r - t||, phi_ent = conj(r) t, phi_rel = conj(h) t; halves: real, imaginary.
 
     With r of modulus one, sums of conj(h) t point to the rotation that takes the h nearest to the t; nothing
@@ -247,14 +246,6 @@ class RotatE:
     def psi_term(h, r, t):
         a, b = t[0] - h[0] * r[0] + h[1] * r[1], t[1] - h[0] * r[1] - h[1] * r[0]
         return a * a + b * b
-
-    @staticmethod
-    def psi(total, sqrt):
-        return -sqrt(total)
-
-    @staticmethod
-    def psi_slope(psi, where):
-        return where(psi < 0, -1.0 / where(psi < 0, psi, psi * 0 - 1), psi * 0)
 
     @staticmethod
     def phi_ent(r, t):

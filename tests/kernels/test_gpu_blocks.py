@@ -16,7 +16,7 @@ OPTIONAL = ("product", "inverse", "add_grad_r", "add_grad_entity", "own_row")
 
 def stripped(block: Any) -> Any:
     """The block's required members alone."""
-    return type(block.__name__, (), {k: v for k, v in vars(block).items() if k not in OPTIONAL})
+    return type(block.__name__, block.__bases__, {k: v for k, v in vars(block).items() if k not in OPTIONAL})
 
 
 BLOCKS = {
