@@ -153,7 +153,7 @@ def tune_context_layer(
         ValueError: if an argument is wrong, or Triton cannot run here.
     """
     _check_width(score, "dim", dim)
-    check_fused(score, "triton")
+    _check_fused(score, "triton")
     if dim < 1:
         raise ValueError(f"dim: got {dim}, wanted at least 1")
     if not dtype.is_floating_point:
@@ -186,11 +186,20 @@ def _checked(
             raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
     _check_tables(entities, relations, graph, mask)
     _check_width(score, "entities", entities.shape[1])
+    return entities, relations, layer_backend(score, backend, entities, relations)
+
+
+def layer_backend(score: str, backend: str, entities: Tensor, relations: Tensor) -> str:
+    """The back end that "auto" stands for with a score and tables.
+
+    Raises:
+        InputError: it cannot run there, or lacks the score.
+    """
     if backend == "auto" and not fused(score):
-        return entities, relations, "reference"
-    check_fused(score, backend)
+        return "reference"
+    _check_fused(score, backend)
     chosen = runnable(backend, entities.device.type)
-    return entities, relations, without_transforms(chosen, backend, entities, relations)
+    return without_transforms(chosen, backend, entities, relations)
 
 
 def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
@@ -234,7 +243,7 @@ def _check_width(score: str, name: str, width: int) -> None:
         raise InputError(f"{name}: got width {width}, wanted a multiple of {columns} for score {score!r}")
 
 
-def check_fused(score: str, backend: str) -> None:
+def _check_fused(score: str, backend: str) -> None:
     """Raise ``InputError`` for a fused back end by name that lacks the score."""
     if backend in ("numba", "triton") and not fused(score):
         raise InputError(f"backend: got {backend!r}, wanted 'reference', which alone has score {score!r}")

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.ops import check_fused, runnable, without_transforms
+from lightcake_fast.ops import layer_backend
 from lightcake_fast.reference import partial as reference_partial
-from lightcake_fast.scores import fused
 
 
 class Share(NamedTuple):
@@ -44,10 +43,7 @@ def check_tables(x: Tensor, y: Tensor, score: str, backend: str) -> str:
     """
     if x.dtype not in (torch.float32, torch.float64) or y.dtype != x.dtype:
         raise ValueError(f"rows: got {x.dtype} and {y.dtype}, wanted both torch.float32 or torch.float64")
-    if backend == "auto" and not fused(score):
-        return "reference"
-    check_fused(score, backend)
-    return without_transforms(runnable(backend, x.device.type), backend, x, y)
+    return layer_backend(score, backend, x, y)
 
 
 def forward(
