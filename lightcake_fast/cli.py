@@ -65,9 +65,9 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         argv: The arguments; None takes those of the process.
 
     Returns:
-        The command's own code; 1 when memory or disk space ran out, or another
-        process of the training did; 2 after an `InputError` or another
-        failed file operation; 130 after Ctrl-C; 141 when the reader of stdout has gone (`... | head`).
+        The command's own code; 1 when memory or disk space ran out, or another process of the training was
+        lost; 2 after an `InputError` or another failed file operation; 130 after Ctrl-C; 141 when the reader
+        of stdout has gone (`... | head`).
         Other exceptions are bugs and propagate.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
