@@ -2,6 +2,7 @@
 
 from lightcake_fast.models.a2n import A2N
 from lightcake_fast.models.base import RelationModel
+from lightcake_fast.models.compgcn import COMPOSITIONS, CompGCN, CompGCNLayer
 from lightcake_fast.models.conv import LightCAKEConv
 from lightcake_fast.models.lightcake import LightCAKE
 from lightcake_fast.models.plain import PlainModel
@@ -12,11 +13,14 @@ from lightcake_fast.models.terms import PROFILES
 
 __all__ = [
     "A2N",
+    "COMPOSITIONS",
     "DECOMPOSITIONS",
     "MODELS",
     "PROFILES",
     "RGCN",
     "SHARED_ARGUMENTS",
+    "CompGCN",
+    "CompGCNLayer",
     "LightCAKE",
     "LightCAKEConv",
     "ModelSpec",

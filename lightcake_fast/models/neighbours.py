@@ -52,9 +52,34 @@ class Neighbours:
             mask: bool (T,), triples to leave out with their inverses: they weigh 0; or None.
             dtype: of the weights.
         """
-        live = torch.ones_like(self.tail) if mask is None else (~mask).long().repeat(2)[self.triple]
-        count = torch.zeros_like(self.group_head).index_add_(0, self.group, live)
+        live, count = self._left(mask)
         return live.to(dtype) / count.clamp_min(1).index_select(0, self.group).to(dtype)
+
+    def direction_shares(self, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """1 / c of each entry, (E,), and its sum over each group, (G,).
+
+        c is the number of entries of the entry's head that the mask leaves, inverses and others apart;
+        arguments as in ``mean_weights``.
+        """
+        live, count = self._left(mask)
+        place, sides = self._side_of_head, 2 * (len(self.head_bounds) - 1)
+        # sums of whole numbers are exact in any order, also where a GPU adds them as they come
+        of_head = place.new_zeros(sides).index_add_(0, place, count).clamp_min_(1)
+        share = 1 / of_head.index_select(0, place).to(dtype)
+        return live * share.index_select(0, self.group), count * share
+
+    @cached_property
+    def _side_of_head(self) -> Tensor:
+        """The head of each group, int64 (G,), plus N where its relation is an inverse."""
+        inverses = self.parts[len(self.parts) // 2][1].start
+        place = self.group_head.clone()
+        place[inverses:] += len(self.head_bounds) - 1
+        return place
+
+    def _left(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """1 for each entry that the mask leaves, else 0, int64 (E,), and their numbers by group, (G,)."""
+        live = torch.ones_like(self.tail) if mask is None else (~mask).long().repeat(2)[self.triple]
+        return live, torch.zeros_like(self.group_head).index_add_(0, self.group, live)
 
 
 def sum_rows(rows: Tensor, index: Tensor, bounds: Tensor, weights: Tensor) -> Tensor:

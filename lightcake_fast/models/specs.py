@@ -7,6 +7,7 @@ from typing import Any
 
 from lightcake_fast.models.a2n import A2N
 from lightcake_fast.models.base import RelationModel
+from lightcake_fast.models.compgcn import CompGCN
 from lightcake_fast.models.lightcake import LightCAKE
 from lightcake_fast.models.plain import PlainModel
 from lightcake_fast.models.projected import TransH, TransR
@@ -82,6 +83,13 @@ MODELS: dict[str, ModelSpec] = {
         RGCN,
         "R-GCN",
         arguments=("layers", "decomposition", "bases"),
+        context=("mask_targets",),
+        overrides={"layers": 1},
+    ),
+    "compgcn": ModelSpec(
+        CompGCN,
+        "CompGCN-like",
+        arguments=("layers", "composition"),
         context=("mask_targets",),
         overrides={"layers": 1},
     ),

@@ -13,7 +13,7 @@ from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
-from lightcake_fast.models import DECOMPOSITIONS, MODELS, PROFILES, takers
+from lightcake_fast.models import COMPOSITIONS, DECOMPOSITIONS, MODELS, PROFILES, takers
 from lightcake_fast.scores import BUILT_IN, SCORES, named_by_module
 
 PRESETS = ("paper", "best")
@@ -196,6 +196,12 @@ class TrainingConfig:
     bases: int = _flag(
         "bases, or blocks of a block-diagonal matrix (default: 4)", "model", 4, at_least=1, metavar="B"
     )
+    composition: str = _flag(
+        "what joins a neighbour and its relation: difference, product, circular correlation (default: mult)",
+        "model",
+        "mult",
+        choices=COMPOSITIONS,
+    )
     dim: int = _flag("embedding width", "model", at_least=1, metavar="D")
     relation_bias: bool = _flag(
         "add a learned number a relation to its scores: settles pairs that say nothing else", "model"
@@ -312,18 +318,19 @@ class TrainingConfig:
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingConfig":
-        """Read what `to_json` wrote.
+        """Read what `to_json` wrote; a setting that came later is at its default.
 
         Raises:
-            InputError: Not JSON, no object, an unknown or missing field, or a wrong value.
+            InputError: Not JSON, no object, an unknown field, a missing one without a default, a wrong value.
         """
         values = parse_json(text)
         if not isinstance(values, dict):
             raise InputError(
                 f"got a JSON {type(values).__name__}, wanted an object with a field for each flag"
             )
-        saved = {field.name for field, flag, _ in fields() if flag.saved}
-        for problem, names in (("unknown", values.keys() - saved), ("missing", saved - values.keys())):
+        saved = {field.name: field.default for field, flag, _ in fields() if flag.saved}
+        wanted = {name for name, default in saved.items() if default is MISSING}
+        for problem, names in (("unknown", values.keys() - saved), ("missing", wanted - values.keys())):
             if names:
                 raise InputError(f"{problem} fields: {', '.join(sorted(names))}")
         return cls(**values)

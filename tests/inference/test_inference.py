@@ -67,6 +67,7 @@ def scores_by_hand(trained: TrainedModel, triples: np.ndarray, pair: tuple[int, 
         ("--score", "transe", "--context", "entity"),
         ("--layers", "0"),
         ("--model", "a2n"),
+        ("--model", "compgcn", "--composition", "corr", "--backend", "auto"),
         ("--profile", "both", "--links", "--mixing"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The baselines: scores against formulas and PyKEEN, R-GCN against dense algebra and PyG, training."""
+"""The baselines: scores against formulas and PyKEEN, graph networks against algebra and PyG, training."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,17 @@ from torch import Tensor
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import A2N, DECOMPOSITIONS, MODELS, RGCN, RelationModel, RGCNLayer
+from lightcake_fast.models import (
+    A2N,
+    COMPOSITIONS,
+    DECOMPOSITIONS,
+    MODELS,
+    RGCN,
+    CompGCN,
+    CompGCNLayer,
+    RelationModel,
+    RGCNLayer,
+)
 from lightcake_fast.models.neighbours import neighbours
 from lightcake_fast.train import main as train
 from lightcake_fast.training.experiment import build_model
@@ -31,7 +41,7 @@ def made(name: str, **options: Any) -> RelationModel:
         "dtype": torch.float64,
         "generator": torch.Generator().manual_seed(0),
     }
-    if name in ("lightcake", "rgcn"):
+    if "layers" in MODELS[name].arguments:
         settings["layers"] = 2
     model = MODELS[name].make(N, R, **settings | options).eval()
     with torch.no_grad():
@@ -221,6 +231,82 @@ def test_rgcn_puts_relu_between_its_layers() -> None:
     assert_bitwise_equal(refined[1], model.relations)
 
 
+def composed(composition: str, e: Tensor, z: Tensor) -> Tensor:
+    """phi(e, z) of one row each, number by number as it is defined."""
+    d = len(e)
+    if composition == "corr":
+        return torch.stack(
+            [sum((e[i] * z[(i + k) % d] for i in range(d)), z.new_zeros(())) for k in range(d)]
+        )
+    return e - z if composition == "sub" else e * z
+
+
+def compgcn_by_hand(
+    layer: CompGCNLayer, x: Tensor, z: Tensor, graph: ContextGraph, mask: Tensor | None
+) -> Tensor:
+    """The entities after a layer: a loop over entities, their triples and both directions."""
+    triples = torch.stack(graph.context_triples, 1)
+    if mask is not None:
+        triples = triples[~mask.repeat(2)]
+    rows = []
+    for h in range(graph.num_entities):
+        row = composed(layer.composition, x[h], layer.loop) @ layer.of_self
+        own = triples[triples[:, 0] == h]
+        inverses = own[:, 1] >= graph.num_relations
+        for matrix, side in ((layer.of_original, own[~inverses]), (layer.of_inverse, own[inverses])):
+            if len(side):
+                near = [composed(layer.composition, x[t], z[r]) for _, r, t in side.tolist()]
+                row = row + torch.stack(near).mean(0) @ matrix
+        rows.append(row.tanh())
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize(("graph_name", "dim"), [("degrees", 6), ("duplicates", 6), ("sparse", 5)])
+def test_compgcn_layer_by_hand(graph_name: str, dim: int, composition: str, masked: bool) -> None:
+    x, z, graph, mask = layer_inputs(graph_name, dim, torch.float64)
+    random = torch.Generator().manual_seed(3)
+    layer = CompGCNLayer(dim, composition=composition, generator=random, dtype=torch.float64)
+    x.requires_grad_()
+    z.requires_grad_()
+    chosen = mask if masked else None
+    wanted = compgcn_by_hand(layer, x, z, graph, chosen), z @ layer.of_relation
+    actual = layer(x, z, graph, chosen)
+    names = ["entities", "relations", *dict(layer.named_parameters())]
+    inputs = [x, z, *layer.parameters()]
+    cotangents = [torch.randn(rows.shape, dtype=rows.dtype, generator=random) for rows in wanted]
+    for ours, theirs in zip(actual, wanted, strict=True):
+        assert_close(ours, theirs, slack=10.0)
+    found, expected = (torch.autograd.grad(out, inputs, cotangents) for out in (actual, wanted))
+    for name, ours, theirs in zip(names, found, expected, strict=True):
+        assert_close(ours, theirs, name=name, slack=10.0)
+
+
+def test_compgcn_stacks_its_layers() -> None:
+    x, z, graph, mask = layer_inputs("degrees", D, torch.float64)
+    model = CompGCN(graph.num_entities, graph.num_relations, dim=D, layers=2, dtype=torch.float64).eval()
+    with torch.no_grad():
+        model.entities.copy_(x)
+        model.relations.copy_(z)
+    for layer in model.convolutions:
+        x, z = layer(x, z, graph, mask)
+    for refined, wanted in zip(model.refine(graph, mask=mask), (x, z), strict=True):
+        assert_bitwise_equal(refined, wanted)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_compgcn_gives_the_same_bits_again(composition: str) -> None:
+    x, z, graph, mask = layer_inputs("hubs", D, torch.float32)
+    layer = CompGCNLayer(D, composition=composition, generator=torch.Generator().manual_seed(3))
+    x.requires_grad_()
+    first, second = (
+        torch.autograd.grad(layer(x, z, graph, mask)[0].square().sum(), [x, layer.loop]) for _ in range(2)
+    )
+    for a, b in zip(first, second, strict=True):
+        assert_bitwise_equal(a, b)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_a2n_by_hand(masked: bool) -> None:
     x, y, graph, mask = layer_inputs("degrees", D, torch.float64)
@@ -265,6 +351,8 @@ def closed_form(name: str, n: int, r: int, d: int, layers: int, bases: int, deco
         return tables + r * d * d
     if name == "a2n":
         return tables + r * d + 4 * d * d
+    if name == "compgcn":
+        return tables + r * d + layers * (4 * d * d + d)
     if name == "rgcn":
         each = {
             "full": 2 * r * d * d,
@@ -280,7 +368,7 @@ def closed_form(name: str, n: int, r: int, d: int, layers: int, bases: int, deco
 def test_parameter_counts(name: str, sizes: tuple[int, int]) -> None:
     n, r = sizes
     for decomposition in DECOMPOSITIONS if name == "rgcn" else ("basis",):
-        for layers in (0, 2) if name == "lightcake" else (1, 2) if name == "rgcn" else (0,):
+        for layers in (0, 2) if name == "lightcake" else (1, 2) if "layers" in MODELS[name].own else (0,):
             flags: dict[str, Any] = {"model": name, "dim": 16, "relation_bias": True, "unseen_rate": 0.1}
             flags |= {"layers": layers} if "layers" in MODELS[name].own else {}
             flags |= {"decomposition": decomposition, "bases": 4} if name == "rgcn" else {}
@@ -337,10 +425,14 @@ def test_the_driver_trains_every_model(name: str, tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ({"model": "transx"}, "model: got 'transx', wanted one of lightcake, transe, distmult, "),
-        ({"model": "transe", "layers": 2}, "layers: transe has no such setting, only lightcake, rgcn have"),
+        (
+            {"model": "transe", "layers": 2},
+            "layers: transe has no such setting, only lightcake, rgcn, compgcn have",
+        ),
         ({"model": "rgcn", "score": "transe"}, "score: rgcn has no such setting, only lightcake have"),
         ({"bases": 2}, "bases: lightcake has no such setting, only rgcn have"),
         ({"model": "a2n", "context": "entity"}, "context: a2n has no such setting"),
+        ({"composition": "sub"}, "composition: lightcake has no such setting, only compgcn have"),
         ({"model": "rgcn", "bases": 0}, "bases: got 0, wanted a whole number of at least 1"),
     ],
 )

@@ -17,7 +17,7 @@ from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, CPU_GRAPHS, SCORES, layer_inputs
 
 D = 6
-CONTEXTUAL = ("lightcake", "rgcn", "a2n")
+CONTEXTUAL = ("lightcake", "rgcn", "compgcn", "a2n")
 
 
 @pytest.fixture(params=["as on a CPU", "filled up as on a GPU"])

@@ -204,12 +204,18 @@ def test_json_round_trip() -> None:
     assert again.lr.hex() == config.lr.hex()
 
 
+def test_a_setting_that_came_later_is_at_its_default() -> None:
+    values = resolve({"dim": 5}).saved()
+    del values["composition"]
+    assert TrainingConfig.from_json(json.dumps(values)) == resolve({"dim": 5})
+
+
 @pytest.mark.parametrize("dataset", ["family", "fb15k-237", "wn18rr", "nell995", "ddb14", "./mine"])
 @pytest.mark.parametrize("preset", ["paper", "best"])
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_has_settings_in_every_preset(model: str, preset: str, dataset: str) -> None:
     config = resolve({"model": model, "preset": preset, "dataset": dataset})
-    has_context = model in ("lightcake", "rgcn", "a2n")
+    has_context = model in ("lightcake", "rgcn", "compgcn", "a2n")
     assert (config.layers > 0) == has_context
     assert has_context or not config.mask_targets
     assert config.title == ("lightcake-distmult" if model == "lightcake" else model)
@@ -237,7 +243,7 @@ def test_the_command_of_the_moment_is_not_saved() -> None:
         (lambda text: text.replace('"seed"', '"out": "/elsewhere", "seed"'), "unknown fields: out"),
         (lambda text: "[1]", "got a JSON list, wanted an object"),
         (lambda text: text.replace('"dim"', '"width"'), "unknown fields: width"),
-        (lambda text: json.dumps({"dim": 3}), "missing fields: backend, "),
+        (lambda text: json.dumps({"dim": 3}), "missing fields: batch_size, "),
     ],
 )
 def test_damaged_json(change: Any, message: str) -> None:

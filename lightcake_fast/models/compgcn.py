@@ -1,0 +1,203 @@
+"""An encoder after CompGCN: neighbours composed with relations, a matrix a direction; DistMult behind it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models.base import RelationModel
+from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows
+from lightcake_fast.models.scorers import distmult
+from lightcake_fast.models.weights import check_at_least, check_choice, xavier
+
+COMPOSITIONS = ("sub", "mult", "corr")
+
+
+class CompGCNLayer(nn.Module):
+    """e_h' = tanh(m_O W_O + m_I W_I + phi(e_h, z) W_S) and e_r' = e_r W_rel.
+
+    m_O is the mean of phi(e_t, e_r) over the context triples (h, r, t) that the graph has so, m_I that over
+    inverses. Every phi is linear in e_t: neighbours under a relation are summed before they are composed, and
+    composed before they are multiplied, so that no tensor has a row for each context triple.
+
+    Args:
+        dim: d.
+        composition: phi(e, z): "sub", e - z; "mult", their product number by number; "corr", their circular
+            correlation, whose number k is the sum over i of e_i z_{(i + k) mod d}.
+        generator: source of the initial values.
+        dtype: floating-point type of the parameters.
+
+    Shapes:
+        ``of_original``, ``of_inverse``, ``of_self`` and ``of_relation`` (d, d); ``loop`` (d,), the z of an
+        entity to itself. Rows are multiplied from the left.
+
+    Raises:
+        ValueError: if the composition is not one of these.
+
+    Source: Vashishth et al., ICLR 2020, arXiv 1911.03082, section 4, with the mean of each direction for its
+    sum, and without the batch normalisation and bias of the authors' code.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        composition: str = "mult",
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        check_choice("composition", composition, COMPOSITIONS)
+        made: dict[str, Any] = {"generator": generator, "dtype": dtype}
+        self.composition = composition
+        self.of_original, self.of_inverse, self.of_self, self.of_relation = (
+            xavier(dim, dim, **made) for _ in range(4)
+        )
+        self.loop = nn.Parameter(xavier(1, dim, **made)[0].detach())
+
+    def forward(
+        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """New rows (N, d) of entities (N, d), and (2R, d) of relations (2R, d).
+
+        Args:
+            entities: (N, d).
+            relations: (2R, d).
+            graph: the context, on the same device.
+            mask: bool (T,), triples to leave out with their inverses, or None.
+        """
+        x, z, phi = entities, torch.cat([relations, self.loop[None]]), self.composition
+        if phi == "corr":
+            x, z = _frequencies(x), _frequencies(z)
+        found = neighbours(graph)
+        shares = found.direction_shares(mask, entities.dtype)
+        means: Tensor = _Means.apply(x, z[:-1], *shares, phi, found)  # type: ignore[no-untyped-call]
+        sides = [*means, _composed(x, z[-1], torch.ones_like(x[:, 0]), phi)]
+        if phi == "corr":
+            sides = [_of_frequencies(side, entities.shape[1]) for side in sides]
+        original, inverse, own = sides
+        out = original @ self.of_original + inverse @ self.of_inverse + own @ self.of_self
+        return out.tanh(), relations @ self.of_relation
+
+
+class _Means(torch.autograd.Function):
+    """The means of phi(x_t, z_r) over originals, and over inverses, (2, N, w).
+
+    Holds the rows of one relation at a time. A row is w real numbers, of "corr" the parts of its frequencies,
+    of which phi is conj(x) z.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, z: Tensor, of_entry: Tensor, of_group: Tensor, phi: str, found: Neighbours
+    ) -> Tensor:
+        ctx.save_for_backward(x, z, of_entry, of_group)
+        ctx.phi, ctx.found = phi, found
+        out = x.new_zeros(2, *x.shape)
+        for r, (entries, groups, bounds) in enumerate(found.parts):
+            sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
+            side = out[int(2 * r >= len(z))]
+            side.index_add_(0, found.group_head[groups], _composed(sums, z[r], of_group[groups], phi))
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        x, z, of_entry, of_group = ctx.saved_tensors
+        found, phi, num_relations = ctx.found, ctx.phi, len(z) // 2
+        of_inverse = of_entry.index_select(0, found.inverse)
+        dx, dz = torch.zeros_like(x), torch.empty_like(z)
+        for r, (entries, groups, bounds) in enumerate(found.parts):
+            side = g[int(r >= num_relations)]
+            rows = side.index_select(0, found.group_head[groups])
+            if phi == "sub":
+                dz[r] = -(of_group[groups] @ rows)
+            else:
+                sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
+                dz[r] = _product(sums, rows, phi, conjugate=False).sum(0)
+            # the neighbours under r are the heads under its inverse
+            entries, groups, bounds = found.parts[(r + num_relations) % len(z)]
+            sums = sum_rows(side, found.tail[entries], bounds, of_inverse[entries])
+            dx.index_add_(0, found.group_head[groups], sums if phi == "sub" else _product(sums, z[r], phi))
+        return dx, dz, None, None, None, None
+
+
+def _composed(sums: Tensor, z: Tensor, total: Tensor, phi: str) -> Tensor:
+    """The sum of c phi(e, z) over rows e, (M, w), from ``sums`` of c e (M, w) and ``total`` of c (M,)."""
+    return sums - total[:, None] * z if phi == "sub" else _product(sums, z, phi)
+
+
+def _product(a: Tensor, b: Tensor, phi: str, *, conjugate: bool = True) -> Tensor:
+    """Row by row a b, or of "corr" conj(a) b or a b of complex numbers, given by their parts."""
+    if phi == "mult":
+        return a * b
+    x, y = _complex(a), _complex(b)
+    return torch.view_as_real((x.conj() if conjugate else x) * y).flatten(-2)
+
+
+def _frequencies(rows: Tensor) -> Tensor:
+    """The Fourier transform of real rows (M, d), real and imaginary parts by turns: (M, 2 (d // 2 + 1))."""
+    return torch.view_as_real(torch.fft.rfft(rows)).flatten(1)
+
+
+def _of_frequencies(parts: Tensor, dim: int) -> Tensor:
+    """The rows (M, d) whose ``_frequencies`` these are."""
+    rows: Tensor = torch.fft.irfft(_complex(parts), n=dim)
+    return rows
+
+
+def _complex(parts: Tensor) -> Tensor:
+    """Numbers given by their parts, by turns in the last dimension."""
+    return torch.view_as_complex(parts.view(*parts.shape[:-1], parts.shape[-1] // 2, 2))
+
+
+class CompGCN(RelationModel):
+    """CompGCN layers, scored by DistMult with the last layer's entities and relations.
+
+    Args:
+        num_entities: N.
+        num_relations: R, raw relations; inverses have rows of their own.
+        dim: d, the width of all layers.
+        layers: L, at least 1.
+        composition: as in ``CompGCNLayer``.
+        options: those of ``RelationModel``.
+
+    Shapes:
+        ``entities`` (N, d); ``relations`` (2R, d); each of ``convolutions`` as in ``CompGCNLayer``.
+
+    Source: Vashishth et al., ICLR 2020, arXiv 1911.03082; see ``CompGCNLayer`` for what is other.
+    """
+
+    entity_score = "distmult"
+
+    def __init__(
+        self,
+        num_entities: int,
+        num_relations: int,
+        *,
+        dim: int,
+        layers: int,
+        composition: str = "mult",
+        **options: Any,
+    ) -> None:
+        check_at_least(1, layers=layers)
+        rows = 2 * num_relations
+        super().__init__(
+            num_entities, num_relations, dim=dim, relation_rows=rows, has_context=True, **options
+        )
+        made: dict[str, Any] = {"generator": options.get("generator"), "dtype": self.entities.dtype}
+        self.convolutions = nn.ModuleList(
+            CompGCNLayer(dim, composition=composition, **made) for _ in range(layers)
+        )
+
+    def _encode(
+        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        for convolution in self.convolutions:
+            entities, relations = convolution(entities, relations, graph, mask)
+        return entities, relations
+
+    def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        return distmult(heads, relations, tails)
