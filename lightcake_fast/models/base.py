@@ -117,6 +117,7 @@ class RelationModel(nn.Module):
         mask: Tensor | None = None,
         generator: Generator | None = None,
         backend: str = "auto",
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The tables as pairs are scored with them: after dropout in training, the profile and the context.
 
@@ -125,11 +126,16 @@ class RelationModel(nn.Module):
             mask: bool (T,), the graph's triples to leave out with their inverses, or None.
             generator: source of the dropout in training.
             backend: as in ``context_layer``.
+            rows: int64 (M,), the entities whose rows are wanted, some of them more than once perhaps: what
+                only the others need is left out. None stands for all in order.
 
         Returns:
-            Entities (N, d) and relations (relation_rows, d).
+            Entities (N, d), or (M, d), and relations (relation_rows, d).
         """
-        return self._encode(*self.inputs(graph, mask, generator), graph, mask, backend)
+        inputs = self.inputs(graph, mask, generator)
+        if rows is None:
+            return self._encode(*inputs, graph, mask, backend)
+        return self._encode_rows(*inputs, graph, mask, backend, rows)
 
     def refine_shard(
         self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str
@@ -211,20 +217,45 @@ class RelationModel(nn.Module):
         Raises:
             ValueError: if the model has a profile or links and no evidence is given.
         """
-        if evidence is None and (self.profile is not None or self.links is not None):
-            raise ValueError("evidence: got None, wanted the pairs' evidence for the profile and links")
         entities, relations = refined
         # one gather: its gradient is a table of N rows, which an embedding sums without atomics on a GPU too
-        heads, tails = functional.embedding(pairs.T.reshape(-1), entities).chunk(2)
-        no_head = no_tail = None
+        rows = functional.embedding(pairs.T.reshape(-1), entities)
+        unknown = None
+        if not self.training and self.unknown_head is not None and seen is not None:
+            unknown = ~seen[pairs[:, 0]], ~seen[pairs[:, 1]]
+        return self.row_scores((rows, relations), evidence, unknown=unknown, generator=generator)
+
+    def row_scores(
+        self,
+        refined: tuple[Tensor, Tensor],
+        evidence: Evidence | None = None,
+        *,
+        unknown: tuple[Tensor, Tensor] | None = None,
+        generator: Generator | None = None,
+    ) -> Tensor:
+        """``relation_scores`` of pairs whose rows are at hand.
+
+        Args:
+            refined: the rows of B heads, then those of their tails (2B, d), and the relations.
+            evidence: as in ``relation_scores``.
+            unknown: which heads and which tails are unknown, bool (B,) each; in training they are drawn.
+            generator: as in ``relation_scores``.
+
+        Returns:
+            Scores (B, R).
+
+        Raises:
+            ValueError: as ``relation_scores``.
+        """
+        if evidence is None and (self.profile is not None or self.links is not None):
+            raise ValueError("evidence: got None, wanted the pairs' evidence for the profile and links")
+        heads, tails = refined[0].chunk(2)
         if self.unknown_head is not None and self.training:
-            draw = torch.rand(len(pairs), generator=generator, device=pairs.device)
-            no_head, no_tail = self.unknowns(draw)
-        elif self.unknown_head is not None and seen is not None:
-            no_head, no_tail = ~seen[pairs[:, 0]], ~seen[pairs[:, 1]]
+            unknown = self.unknowns(torch.rand(len(heads), generator=generator, device=heads.device))
+        no_head, no_tail = unknown or (None, None)
         heads = self.rows_of("head", heads, no_head, evidence and evidence.head)
         tails = self.rows_of("tail", tails, no_tail, evidence and evidence.tail)
-        return self.pair_scores(heads, tails, relations, evidence and evidence.links)
+        return self.pair_scores(heads, tails, refined[1], evidence and evidence.links)
 
     def unknowns(self, draw: Tensor) -> tuple[Tensor, Tensor]:
         """Which heads and tails the learned vectors replace in training: bool (B,) each.
@@ -309,6 +340,19 @@ class RelationModel(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The tables after the context; a model without one leaves them as they are."""
         return entities, relations
+
+    def _encode_rows(
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph,
+        mask: Tensor | None,
+        backend: str,
+        rows: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The rows of some entities after the context, int64 (M,), and all relations."""
+        entities, relations = self._encode(entities, relations, graph, mask, backend)
+        return functional.embedding(rows, entities), relations
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """Scores (B, R) of heads and tails (B, d) with all R raw relations."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
@@ -120,6 +121,21 @@ class LightCAKE(RelationModel):
             entities, relations = self.layer(layer, entities, relations, graph, mask, backend)
         return entities, relations
 
+    def _encode_rows(
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph,
+        mask: Tensor | None,
+        backend: str,
+        rows: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        if not self.layers:
+            return functional.embedding(rows, entities), relations
+        for layer in range(self.layers - 1):
+            entities, relations = self.layer(layer, entities, relations, graph, mask, backend)
+        return self.layer(self.layers - 1, entities, relations, graph, mask, backend, rows)
+
     def refine_shard(
         self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str
     ) -> tuple[Tensor, Tensor]:
@@ -137,10 +153,12 @@ class LightCAKE(RelationModel):
         graph: ContextGraph | Shard,
         mask: Tensor | None = None,
         backend: str = "auto",
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The rows that layer 0, 1, ... makes of those it is given; arguments as in ``context_layer``.
 
-        Of a shard, own rows and all relations are given, and all ranks must call.
+        Of a shard, own rows and all relations are given, and all ranks must call. ``rows`` are the entities
+        whose new rows are wanted, as in ``refine``.
         """
         mixed = self.entity_mixing is not None or self.relation_mixing is not None
         options: dict[str, Any] = {
@@ -154,9 +172,13 @@ class LightCAKE(RelationModel):
             x, y = sharded_layer(entities, relations, graph, **options)
         else:
             x, y = context_layer(entities, relations, graph, **options)
+        if mixed and rows is not None and len(rows) < len(x):  # fewer rows are mixed
+            entities, x, rows = functional.embedding(rows, entities), functional.embedding(rows, x), None
         if mixed:
             x = _mixed(entities, x, self.entity_mixing, number)
             y = _mixed(relations, y, self.relation_mixing, number)
+        if rows is not None:
+            x = functional.embedding(rows, x)
         return x, of_modulus_one(y) if self.angles else y
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:

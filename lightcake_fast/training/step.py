@@ -64,17 +64,22 @@ class TrainingStep:
 
     def _loss(self, batch: Tensor) -> Tensor:
         """The mean loss of a batch."""
-        refined = self._refined(batch)
         triples = self._graph.triples_at(batch)
         pairs, targets = triples[:, ::2], triples[:, 1]
+        refined = self._refined(batch, pairs.T.reshape(-1))
         evidence = self._model.evidence(self._graph, pairs, targets)
-        scores = self._model.relation_scores(refined, pairs, evidence, generator=self._generator)
+        scores = self._model.row_scores(refined, evidence, generator=self._generator)
         return functional.cross_entropy(scores, targets, label_smoothing=self._label_smoothing)
 
-    def _refined(self, triples: Tensor) -> tuple[Tensor, Tensor]:
-        """The tables without these triples, int64 numbers, in the context, if they are to be masked."""
+    def _refined(self, triples: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The tables without these triples, int64 numbers, in the context, if they are to be masked.
+
+        ``rows`` are the entities that are wanted (see ``RelationModel.refine``).
+        """
         mask = self._mask.zero_().index_fill_(0, triples, True) if self._mask_targets else None
-        return self._model.refine(self._graph, mask=mask, generator=self._generator, backend=self._backend)
+        return self._model.refine(
+            self._graph, mask=mask, generator=self._generator, backend=self._backend, rows=rows
+        )
 
 
 class EntityStep(TrainingStep):
