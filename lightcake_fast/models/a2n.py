@@ -2,14 +2,18 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
-from lightcake_fast.models.neighbours import neighbours
+from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import xavier
 from lightcake_fast.segments import segment_softmax_aggregate
+
+_BLOCK = 4096  # triples whose rows are at hand at once
 
 
 class A2N(RelationModel):
@@ -17,7 +21,7 @@ class A2N(RelationModel):
 
     n = W_r e_r + W_t e_t for a context triple (h, r, t), and alpha is the softmax over h's context of
     <e_h, n> / sqrt(d). A re-implementation: in the paper the attention also sees the relation that is asked
-    about, which here is the answer. Holds tensors of a row for each context triple.
+    about, which here is the answer. Holds no tensor of a row for each context triple.
 
     Args:
         num_entities: N.
@@ -47,14 +51,42 @@ class A2N(RelationModel):
         self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         found = neighbours(graph)
-        triple = found.triple.index_select(0, found.by_head)
-        head, relation, tail = (ids.index_select(0, triple) for ids in graph.context_triples)
-        messages = (relations @ self.of_relation).index_select(0, relation)
-        messages = messages + (entities @ self.of_tail).index_select(0, tail)
-        scores = (entities.index_select(0, head) * messages).sum(1) / entities.shape[1] ** 0.5
-        hidden = None if mask is None else mask.repeat(2).index_select(0, triple)
-        sums = segment_softmax_aggregate(scores, messages, found.rows_by_head, hidden, backend=backend)
+        order = found.in_head_order
+        of_relation, of_tail = relations @ self.of_relation, entities @ self.of_tail
+        scores: Tensor = _Products.apply(entities, of_relation, of_tail, found)  # type: ignore[no-untyped-call]
+        scores = scores / entities.shape[1] ** 0.5
+        hidden = None if mask is None else mask.repeat(2).index_select(0, order.triple)
+        sums = segment_softmax_aggregate(scores, of_relation, order.relations, hidden, backend=backend)
+        sums = sums + segment_softmax_aggregate(scores, of_tail, order.tails, hidden, backend=backend)
         return entities @ self.of_self + sums @ self.of_neighbours, relations
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         return distmult(heads, relations, tails)
+
+
+class _Products(torch.autograd.Function):
+    """<x_h, a_r + b_t> of every context triple, (E,), those of a head side by side: in blocks of triples."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, found: Neighbours) -> Tensor:
+        ctx.save_for_backward(x, a, b)
+        ctx.found = found
+        order, out = found.in_head_order, x.new_empty(len(found.tail))
+        columns = (torch.split(column, _BLOCK) for column in (out, order.head, order.relation, order.tail))
+        for part, head, relation, tail in zip(*columns, strict=True):
+            rows = a.index_select(0, relation).add_(b.index_select(0, tail))
+            torch.sum(rows.mul_(x.index_select(0, head)), 1, out=part)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, a, b = ctx.saved_tensors
+        found, order = ctx.found, ctx.found.in_head_order
+        dx = sum_rows(a, order.relation, found.head_bounds, g)
+        dx += sum_rows(b, order.tail, found.head_bounds, g)
+        heads, of_entry = found.group_head[found.group], g.index_select(0, order.place)
+        da = sum_rows(x, heads, found.relation_bounds, of_entry)
+        # the triples with a tail are the inverses of those with it as head
+        db = sum_rows(x, order.tail, found.head_bounds, g.index_select(0, order.inverse))
+        return dx, da, db, None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,6 +11,28 @@ from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.segments import Segments
+
+
+class HeadOrder(NamedTuple):
+    """The entries of ``Neighbours``, those of a head side by side.
+
+    Attributes:
+        triple: int64 (E,), the place of each entry in ``ContextGraph.context_triples``.
+        head: int64 (E,), of each entry; likewise relation and tail.
+        inverse: int64 (E,), where in this order the inverse of each entry is.
+        place: int64 (E,), where in this order each entry of ``Neighbours`` is.
+        relations: segments of each head's relations.
+        tails: segments of each head's tails.
+    """
+
+    triple: Tensor
+    head: Tensor
+    relation: Tensor
+    tail: Tensor
+    inverse: Tensor
+    place: Tensor
+    relations: Segments
+    tails: Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +63,30 @@ class Neighbours:
     parts: list[tuple[slice, slice, Tensor]]
 
     @cached_property
-    def rows_by_head(self) -> Segments:
-        """Segments of a row for each entry, those of a head side by side, in the order ``by_head``."""
-        every = torch.arange(len(self.triple), device=self.triple.device)
-        return Segments.from_csr(self.head_bounds, every, len(every))
+    def in_head_order(self) -> HeadOrder:
+        """The entries in the order ``by_head``."""
+        order = self.by_head
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device)
+        head, relation, tail, inverse = (
+            column.index_select(0, order)
+            for column in (self.group_head[self.group], self.relation, self.tail, place[self.inverse])
+        )
+        return HeadOrder(
+            triple=self.triple.index_select(0, order),
+            head=head,
+            relation=relation,
+            tail=tail,
+            inverse=inverse,
+            place=place,
+            relations=Segments.from_csr(self.head_bounds, relation, len(self.parts)),
+            tails=Segments.from_csr(self.head_bounds, tail, len(self.head_bounds) - 1),
+        )
+
+    @cached_property
+    def relation_bounds(self) -> Tensor:
+        """Where each relation's entries begin and end, int64 (2R + 1,)."""
+        return bounds_of(self.relation, len(self.parts))
 
     def mean_weights(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         """1 / c of each entry, (E,): c is its group's number of entries that the mask leaves.

@@ -21,6 +21,7 @@ from lightcake_fast.models import (
     CompGCNLayer,
     RelationModel,
     RGCNLayer,
+    a2n,
 )
 from lightcake_fast.models.neighbours import neighbours
 from lightcake_fast.train import main as train
@@ -308,8 +309,10 @@ def test_compgcn_gives_the_same_bits_again(composition: str) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_a2n_by_hand(masked: bool) -> None:
-    x, y, graph, mask = layer_inputs("degrees", D, torch.float64)
+@pytest.mark.parametrize("graph_name", ["degrees", "duplicates", "sparse"])
+def test_a2n_by_hand(graph_name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(a2n, "_BLOCK", 7)
+    x, y, graph, mask = layer_inputs(graph_name, D, torch.float64)
     model = A2N(graph.num_entities, graph.num_relations, dim=D, dtype=torch.float64).eval()
     with torch.no_grad():
         model.entities.copy_(x)
@@ -318,17 +321,22 @@ def test_a2n_by_hand(masked: bool) -> None:
     triples = torch.stack(graph.context_triples, 1)
     if masked:
         triples = triples[~mask.repeat(2)]
+    rows = []
     for h in range(graph.num_entities):
         own = triples[triples[:, 0] == h]
-        near = y[own[:, 1]] @ model.of_relation + x[own[:, 2]] @ model.of_tail
-        alpha = (near @ x[h] / D**0.5).softmax(0)
-        assert_close(
-            refined[h],
-            x[h] @ model.of_self + alpha @ near @ model.of_neighbours,
-            name=f"entity {h}",
-            slack=10.0,
-        )
+        near = model.relations[own[:, 1]] @ model.of_relation + model.entities[own[:, 2]] @ model.of_tail
+        alpha = (near @ model.entities[h] / D**0.5).softmax(0)
+        rows.append(model.entities[h] @ model.of_self + alpha @ near @ model.of_neighbours)
+    wanted = torch.stack(rows)
+    assert_close(refined, wanted, slack=10.0)
     assert_bitwise_equal(relations, model.relations)
+    gradient = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(4))
+    parameters = dict(model.named_parameters())
+    found, expected = (
+        torch.autograd.grad(out, list(parameters.values()), gradient) for out in (refined, wanted)
+    )
+    for name, ours, theirs in zip(parameters, found, expected, strict=True):
+        assert_close(ours, theirs, name=name, slack=10.0)
 
 
 def test_orders_of_a_graph_are_made_once_and_go_with_it() -> None:
