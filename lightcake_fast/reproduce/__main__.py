@@ -24,7 +24,7 @@ from lightcake_fast.reproduce.experiments import (
     run_settings,
 )
 from lightcake_fast.reproduce.paper import DATASETS
-from lightcake_fast.reproduce.runs import folder_of, run
+from lightcake_fast.reproduce.runs import finished_run, finished_runs, folder_of, run
 from lightcake_fast.reproduce.tables import Table, draw
 from lightcake_fast.reproduce.targets import BUILDERS, Finished, table_1
 from lightcake_fast.scores import BUILT_IN
@@ -39,22 +39,26 @@ DESCRIPTION = "Train what the paper's tables and figures show, and write them as
 EPILOG = """\
 targets:
   table1      statistics of the data sets
-  table2      every model on every data set
-  ablation    LightCAKE without context, with either, with both
+  table2      every model on every data set, without profile, links and mixing
+  rivals      all with these terms: LightCAKE, scores without layers, R-GCN, CompGCN-like, A2N-like
+  ablation    LightCAKE without context, with either, with both; without each of these terms
   layers      LightCAKE with 1 to 5 layers
   efficiency  DistMult, R-GCN and LightCAKE: contexts, size, parameters, speed, memory
+  speed       LightCAKE, R-GCN and the plain score: validation MRR by seconds of training
   options     each option beyond the paper switched off alone
   entities    DistMult, ComplEx and RotatE for --task entity, without context and with it
 
 examples:
   python -m lightcake_fast.reproduce table1
   python -m lightcake_fast.reproduce table2 --datasets ddb14 wn18rr --seeds 0 1 2
+  python -m lightcake_fast.reproduce rivals speed --seeds 0 1 2 --runs runs
   python -m lightcake_fast.reproduce ablation --datasets fb15k-237 -- --dim 64 --batch-size 4096
   python -m lightcake_fast.reproduce entities --datasets fb15k-237 wn18rr
   python -m lightcake_fast.reproduce all --quick
 
 What stands behind -- goes to every run, as flags of lightcake_fast.train. A finished run is kept in OUT/runs,
-and one that was stopped goes on there: give the same command again.
+and one that was stopped goes on there: give the same command again. Finished runs of the same settings that
+lie there under another name, or in folders that --runs names, are taken as they are.
 """
 
 
@@ -68,7 +72,10 @@ def make_parser() -> cli.ArgumentParser:
     parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
     parser.add_argument("--preset", choices=PRESETS, default="best", help="(default: best)")
     parser.add_argument(
-        "--score", choices=BUILT_IN, default="distmult", help="of ablation, layers and options"
+        "--score", choices=BUILT_IN, default="distmult", help="of ablation, layers, options and speed"
+    )
+    parser.add_argument(
+        "--runs", nargs="+", default=[], metavar="DIR", help="folders of runs, which are taken where they fit"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="S", help="(default: 0)")
     parser.add_argument("--quick", action="store_true", help="a small generated graph, few epochs")
@@ -87,14 +94,15 @@ def main(argv: Sequence[str]) -> None:
     wanted = TARGETS if "all" in options.targets else tuple(dict.fromkeys(options.targets))
     datasets = options.datasets or (QUICK_DATASETS if options.quick else DATASETS)
     chosen = {name: experiments(options.score)[name] for name in wanted if name != "table1"}
-    if {"ablation", "layers"} & chosen.keys() and find_spec("matplotlib") is None:
+    if {"ablation", "layers", "speed"} & chosen.keys() and find_spec("matplotlib") is None:
         raise InputError("figures need matplotlib: pip install 'lightcake_fast[plots]'")
     out = Path(options.out).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     console = Console()
     tables = {"table1": table_1(datasets, options.data_dir)} if "table1" in wanted else {}
     with Interrupt():
-        finished = _train(chosen, datasets, options.seeds, common, out, console)
+        places = [out / "runs", *(Path(place).expanduser() for place in options.runs)]
+        finished = _train(chosen, datasets, options.seeds, common, places, console)
     for name, experiment in chosen.items():
         tables[name] = BUILDERS[name](experiment, datasets, finished[name])
     _write(tables, out, {name: _origin(argv, device, finished.get(name, {})) for name in tables})
@@ -124,10 +132,20 @@ def _train(
     datasets: Sequence[str],
     seeds: Sequence[int],
     common: Mapping[str, Any],
-    out: Path,
+    folders: Sequence[Path],
     console: Console,
 ) -> dict[str, Finished]:
-    """Train every run that a target needs: those that several need once."""
+    """Train every run that a target needs, those that several need once, where none of the folders has it.
+
+    Args:
+        chosen: The experiments by target.
+        datasets: Their data sets.
+        seeds: A run for each.
+        common: Settings that go to every run.
+        folders: What to look for finished runs in; new ones go to the first.
+        console: Told how far it is.
+    """
+    found = finished_runs(folders)
     settings: dict[Path, dict[str, Any]] = {}
     places: dict[str, dict[tuple[str, str], list[Path]]] = {}
     for name, experiment in chosen.items():
@@ -135,7 +153,8 @@ def _train(
         for row in experiment.rows:
             for dataset in datasets:
                 for seed in seeds:
-                    folder = folder_of(configuration(row, dataset, seed, common), out)
+                    config = configuration(row, dataset, seed, common)
+                    folder = finished_run(config, found) or folder_of(config, folders[0])
                     settings[folder] = run_settings(row, dataset, seed, common)
                     places[name].setdefault((row.label, dataset), []).append(folder)
     outcomes = {}
@@ -150,10 +169,11 @@ def _train(
 
 def _write(tables: Mapping[str, Table], out: Path, origins: Mapping[str, str]) -> None:
     for name, table in tables.items():
-        picture = f"\n![{table.title}]({name}.png)\n" if table.curves else ""
+        drawn = table.curves or table.panels
+        picture = f"\n![{table.title}]({name}.png)\n" if drawn else ""
         replace_text(out / f"{name}.md", f"{table.markdown()}{picture}\n{origins[name]}\n")
         replace_text(out / f"{name}.csv", table.csv())
-        if table.curves:
+        if drawn:
             draw(table, out / f"{name}.png")
     written = [file for name in TARGETS if (file := out / f"{name}.md").is_file()]
     text = "\n".join(file.read_text(encoding="utf-8") for file in written)

@@ -5,14 +5,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lightcake_fast.models import MODELS
+from lightcake_fast.reproduce.rivals import (
+    NO_TERMS,
+    SEARCHED,
+    Settings,
+    terms_where_missing,
+    without_terms,
+)
 from lightcake_fast.scores import BUILT_IN
-from lightcake_fast.training.config import TrainingConfig
-from lightcake_fast.training.presets import resolve
-
-Settings = Mapping[str, Any]
+from lightcake_fast.training.config import TrainingConfig, dataset_key
+from lightcake_fast.training.presets import TERMS, resolve
 
 MOST_LAYERS = 5
+RIVAL_SCORES = ("distmult", "transe", "rotate")
 ENTITY_SCORES = ("distmult", "complex", "rotate")
+_TERMS_OFF: dict[str, Settings] = {
+    "no profile": {"profile": "none"},
+    "no links": {"links": False},
+    "no mixing": {"mixing": False},
+}
 QUICK: Settings = {"dim": 16, "epochs": 3, "batch_size": 256}
 QUICK_DATASETS = ("family:200",)
 
@@ -25,11 +36,17 @@ class Row:
         label: Its name in the table.
         settings: Values by field of `TrainingConfig`; the preset has the others.
         published: The model's name in the paper's table 2, if the row is one of its.
+        base: Settings that common ones win over.
+        searched: Settings that win over `base`, by the name of a public data set; for the preset "best".
+        without: Label of the row that lacks the layers of this one, and nothing else.
     """
 
     label: str
     settings: Settings = field(default_factory=dict)
     published: str | None = None
+    base: Settings = field(default_factory=dict)
+    searched: Mapping[str, Settings] = field(default_factory=dict)
+    without: str | None = None
 
 
 @dataclass(frozen=True)
@@ -47,21 +64,58 @@ class Experiment:
     rows: tuple[Row, ...]
 
 
+def _lightcake(score: str, without: str | None = None) -> Row:
+    """LightCAKE as in its preset, with the terms."""
+    label = f"{MODELS['lightcake'].label}-{MODELS[score].label}"
+    settings = {"model": "lightcake", "score": score}
+    return Row(label, settings, label, searched=terms_where_missing(score), without=without)
+
+
+def _rival(model: str, label: str) -> Row:
+    """Another model with the same terms."""
+    return Row(label, {"model": model}, MODELS[model].label, TERMS, SEARCHED.get(model, {}))
+
+
+def _counts_and_links(score: str) -> Row:
+    """A score with the terms, and no layers."""
+    return _rival(score, f"counts and links, {MODELS[score].label}")
+
+
 def _table_2() -> Experiment:
     rows = [
         Row(spec.label, {"model": name}, spec.label) for name, spec in MODELS.items() if name != "lightcake"
     ]
     for score in ("complex", "simple", "rotate", "transe", "distmult"):
-        label = f"{MODELS['lightcake'].label}-{MODELS[score].label}"
-        rows.append(Row(label, {"model": "lightcake", "score": score}, label))
+        whole = _lightcake(score)
+        rows.append(Row(whole.label, whole.settings, whole.label, NO_TERMS, without_terms(score)))
     return Experiment("Relation prediction by model (the paper's table 2)", "model", tuple(rows))
+
+
+def _rivals() -> Experiment:
+    plain = {score: _counts_and_links(score) for score in RIVAL_SCORES}
+    networks = [_rival(name, MODELS[name].label) for name in ("rgcn", "compgcn", "a2n")]
+    ours = [_lightcake(score, plain[score].label) for score in RIVAL_SCORES]
+    return Experiment(
+        "LightCAKE and its rivals with the same terms", "model", (*ours, *plain.values(), *networks)
+    )
+
+
+def _speed(score: str) -> Experiment:
+    rows = (_lightcake(score), _rival("rgcn", "R-GCN"), _counts_and_links(score))
+    return Experiment("Validation MRR by seconds of training", "model", rows)
 
 
 def _ablation(score: str) -> Experiment:
     contexts: dict[str, Settings] = {"none": {"layers": 0}}
     contexts |= {name: {"context": name} for name in ("relation", "entity", "both")}
-    rows = tuple(Row(name, {"score": score, **settings}) for name, settings in contexts.items())
-    return Experiment(f"LightCAKE ({score}) by context", "context", rows)
+    contexts |= {f"both, {label}": settings for label, settings in _TERMS_OFF.items()}
+    contexts["both, no terms"] = NO_TERMS
+    whole = _lightcake(score)
+    rows = tuple(
+        Row(name, {**whole.settings, **settings}, searched=whole.searched)
+        for name, settings in contexts.items()
+    )
+    return Experiment(f"LightCAKE ({score}) by context and terms", "context", rows)
 
 
 def _layers(score: str) -> Experiment:
@@ -77,9 +131,7 @@ def _options(score: str) -> Experiment:
         "no input dropout": {"input_dropout": 0.0},
         "no row dropout": {"row_dropout": 0.0},
         "no unknown-entity vectors": {"unseen_rate": 0.0},
-        "no profile": {"profile": "none"},
-        "no links": {"links": False},
-        "no mixing": {"mixing": False},
+        **_TERMS_OFF,
         "ties by index": {"ties": "index"},
     }
     rows = tuple(Row(label, {"score": score, **settings}) for label, settings in off.items())
@@ -87,11 +139,7 @@ def _options(score: str) -> Experiment:
 
 
 def _efficiency() -> Experiment:
-    rows = (
-        Row("DistMult", {"model": "distmult"}, "DistMult"),
-        Row("R-GCN", {"model": "rgcn"}, "R-GCN"),
-        Row("LightCAKE-DistMult", {"model": "lightcake", "score": "distmult"}, "LightCAKE-DistMult"),
-    )
+    rows = (_rival("distmult", "DistMult"), _rival("rgcn", "R-GCN"), _lightcake("distmult"))
     return Experiment("Contexts used, size, speed and memory", "model", rows)
 
 
@@ -110,9 +158,11 @@ def experiments(score: str) -> dict[str, Experiment]:
     """The experiments by target, LightCAKE's ablations with the given score."""
     return {
         "table2": _table_2(),
+        "rivals": _rivals(),
         "ablation": _ablation(score),
         "layers": _layers(score),
         "efficiency": _efficiency(),
+        "speed": _speed(score),
         "options": _options(score),
         "entities": _entities(),
     }
@@ -120,7 +170,9 @@ def experiments(score: str) -> dict[str, Experiment]:
 
 def run_settings(row: Row, dataset: str, seed: int, common: Settings) -> dict[str, Any]:
     """What one run of a row is told; the row's own settings win over the common ones."""
-    return {"dataset": dataset, "seed": seed, **common, **row.settings}
+    best = common.get("preset", "best") == "best"
+    searched = row.searched.get(dataset_key(dataset) or "", {}) if best else {}
+    return {"dataset": dataset, "seed": seed, **row.base, **searched, **common, **row.settings}
 
 
 def configuration(row: Row, dataset: str, seed: int, common: Settings) -> TrainingConfig:

@@ -1,14 +1,15 @@
 """Training the runs of a reproduction, each in a process of its own, each once."""
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from lightcake_fast import cli
 from lightcake_fast.errors import InputError
 from lightcake_fast.process import prepare_process
 from lightcake_fast.train import main as train
-from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.config import TrainingConfig, fields
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -36,20 +37,51 @@ class Outcome:
         triples_per_second: Training triples a second in the median epoch, which a pause does not spoil;
             validation not counted.
         peak_bytes: Largest resident memory of its process; None where the system does not tell.
+        history: After each epoch the seconds of training so far, without validation, and the validation MRR.
     """
 
     folder: Path
     results: dict[str, Any]
     triples_per_second: float
     peak_bytes: int | None
+    history: tuple[tuple[float, float], ...] = ()
 
 
-def folder_of(config: TrainingConfig, out: Path) -> Path:
+def folder_of(config: TrainingConfig, runs: Path) -> Path:
     """The run folder of a configuration: equal for equal settings, so that targets share their runs."""
-    settings = {name: value for name, value in config.saved().items() if name not in ("preset", "data_dir")}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
     readable = re.sub(r"[^\w.-]+", "-", Path(config.dataset).name)
-    return out / "runs" / f"{readable}-{config.title}-seed{config.seed}-{digest}"
+    return runs / f"{readable}-{config.title}-seed{config.seed}-{_digest(config)}"
+
+
+def finished_runs(places: Iterable[Path]) -> dict[str, Path]:
+    """The finished runs among folders and in them, by the configuration that `finished_run` asks for.
+
+    Folders that hold something else are passed over.
+    """
+    found: dict[str, Path] = {}
+    for place in places:
+        for folder in (place, *sorted(place.glob("*/"))):
+            if (folder / "results.json").is_file() and (folder / "config.json").is_file():
+                with suppress(InputError, UnicodeDecodeError):
+                    config = TrainingConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
+                    found.setdefault(_digest(config), folder)
+    return found
+
+
+def finished_run(config: TrainingConfig, found: Mapping[str, Path]) -> Path | None:
+    """The folder of a finished run of a configuration among those of `finished_runs`."""
+    return found.get(_digest(config))
+
+
+def _digest(config: TrainingConfig) -> str:
+    """What is equal for configurations that train the same; settings to come leave it as it is."""
+    usual = {field.name: field.default for field, _, _ in fields()}
+    settings = {
+        name: value
+        for name, value in config.saved().items()
+        if name not in ("preset", "data_dir") and value != usual[name]
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def run(settings: Mapping[str, Any], folder: Path, *, silent: bool = False) -> Outcome:
@@ -85,10 +117,12 @@ def read(folder: Path) -> Outcome:
         results = json.loads((folder / "results.json").read_text())
         epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         speed = statistics.median(epoch["triples_per_second"] for epoch in epochs)
+        seconds = itertools.accumulate(epoch["seconds"] for epoch in epochs)
+        mrr = [epoch["valid"]["all"]["mrr"] for epoch in epochs]
         peak = json.loads((folder / PEAK).read_text()) if (folder / PEAK).is_file() else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: no finished run, or a damaged one: {error}") from error
-    return Outcome(folder, results, speed, peak)
+    return Outcome(folder, results, speed, peak, tuple(zip(seconds, mrr, strict=True)))
 
 
 def _flags(settings: Mapping[str, Any]) -> Iterator[str]:

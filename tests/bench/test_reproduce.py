@@ -17,9 +17,21 @@ from lightcake_fast.models import MODELS
 from lightcake_fast.reproduce import __main__ as command
 from lightcake_fast.reproduce import paper, results, runs, targets
 from lightcake_fast.reproduce.experiments import Experiment, Row, configuration, experiments
+from lightcake_fast.reproduce.rivals import SEARCHED
 from lightcake_fast.reproduce.runs import Outcome, folder_of, read
-from lightcake_fast.reproduce.tables import Cell, Table, draw, mean_scores, score_cells, score_record, verdict
+from lightcake_fast.reproduce.tables import (
+    Cell,
+    Mean,
+    Table,
+    best_and_equal,
+    draw,
+    mean_scores,
+    score_cells,
+    score_record,
+    verdict,
+)
 from lightcake_fast.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison, with_curves
+from lightcake_fast.training.presets import BEST
 from lightcake_fast.training.runtime import device_name
 
 TINY = ["--datasets", "family:60", "--", "--dim", "4", "--epochs", "1", "--batch-size", "512"]
@@ -55,22 +67,122 @@ def test_every_option_is_switched_off_alone() -> None:
 
 def test_equal_settings_share_a_folder_and_others_do_not(tmp_path: Path) -> None:
     table = {name: e.rows for name, e in experiments("distmult").items()}
-    lightcake = configuration(table["table2"][-1], "wn18rr", 0, {})
-    assert folder_of(lightcake, tmp_path) == folder_of(
-        configuration(table["ablation"][-1], "wn18rr", 0, {}), tmp_path
-    )
-    assert folder_of(lightcake, tmp_path) == folder_of(
-        configuration(table["table2"][-1], "wn18rr", 0, {"data_dir": "/x"}), tmp_path
+    lightcake = folder_of(configuration(table["rivals"][0], "wn18rr", 0, {}), tmp_path)
+    assert lightcake == folder_of(configuration(table["ablation"][3], "wn18rr", 0, {}), tmp_path)
+    assert lightcake == folder_of(configuration(table["layers"][1], "wn18rr", 0, {}), tmp_path)
+    assert lightcake == folder_of(
+        configuration(table["rivals"][0], "wn18rr", 0, {"data_dir": "/x"}), tmp_path
     )
     others = [
         configuration(row, "wn18rr", seed, {})
-        for rows in (table["table2"], table["ablation"][:-1], table["layers"])
+        for rows in (table["table2"], table["rivals"], table["ablation"][:3], table["ablation"][4:])
         for row in rows
         for seed in (0, 1)
     ]
     folders = {folder_of(config, tmp_path) for config in others}
-    # two layers are the preset's
-    assert len(folders) == len(others) - 2
+    assert len(folders) == len(others)
+
+
+def test_table_2_goes_without_the_terms_and_the_rivals_with_them() -> None:
+    table = {name: e.rows for name, e in experiments("distmult").items()}
+    for dataset in (*paper.DATASETS, "family:60", "mine"):
+        for row in table["table2"]:
+            config = configuration(row, dataset, 0, {})
+            assert (config.profile, config.links, config.mixing) == ("none", False, False)
+        for row in table["rivals"]:
+            config = configuration(row, dataset, 0, {})
+            assert config.profile != "none", (row.label, dataset)
+            assert config.links
+    whole = configuration(table["table2"][-1], "wn18rr", 0, {}).saved()
+    assert {name: whole[name] for name in BEST["wn18rr", "distmult"]} == BEST["wn18rr", "distmult"]
+    flags = {"profile": "none", "links": False, "mixing": False, "dim": 6}
+    for row in table["rivals"]:
+        assert configuration(row, "wn18rr", 0, flags).saved().items() >= flags.items()
+
+
+def test_every_rival_is_there_with_its_own_settings() -> None:
+    rows = {row.label: row for row in experiments("distmult")["rivals"].rows}
+    assert list(rows) == [
+        "LightCAKE-DistMult", "LightCAKE-TransE", "LightCAKE-RotatE", "counts and links, DistMult",
+        "counts and links, TransE", "counts and links, RotatE", "R-GCN", "CompGCN-like", "A2N-like",
+    ]  # fmt: skip
+    assert all(row.without is None or row.without in rows for row in rows.values())
+    for model, searched in SEARCHED.items():
+        (row,) = (row for row in rows.values() if row.settings["model"] == model)
+        for dataset, settings in searched.items():
+            assert configuration(row, dataset, 0, {}).saved().items() >= settings.items()
+            paper_s = configuration(row, dataset, 0, {"preset": "paper"})
+            assert paper_s.dim == 256
+
+
+@pytest.mark.parametrize(
+    ("means", "best", "equal"),
+    [
+        ([Mean(0.9, 0.01), Mean(0.89, 0.001), Mean(0.87, 0.001)], 0, {1}),
+        ([Mean(0.5, None), Mean(0.9, None), Mean(0.9, None)], 1, set()),
+        ([Mean(0.88, 0.02), Mean(0.9, None), Mean(0.89, None)], 1, {0}),
+        ([Mean(0.875, 0.0), Mean(0.75, 0.0625)], 0, set()),
+    ],
+)
+def test_what_is_less_than_two_deviations_below_the_best(
+    means: list[Mean], best: int, equal: set[int]
+) -> None:
+    assert best_and_equal(means) == (best, equal)
+
+
+def test_the_rivals_stand_beside_each_other() -> None:
+    def outcomes(*mrr: float) -> list[Outcome]:
+        found = [outcome(m, parameters=1234, seconds=60.0) for m in mrr]
+        for n, run in enumerate(found):
+            run.results["valid"] = {"all": {"mrr": 0.5 + n / 4, "mr": 2.0, "hits_at_3": 0.5}}
+        return found
+
+    experiment = Experiment(
+        "T", "model", (Row("ours", without="plain"), Row("plain"), Row("other"), Row("one seed"))
+    )
+    made = {
+        "ours": outcomes(0.75, 0.8125),
+        "plain": outcomes(0.5, 0.5),
+        "other": outcomes(0.75, 0.75),
+        "one seed": outcomes(0.7),
+    }
+    table = targets.rivals(experiment, ["d"], {(label, "d"): runs for label, runs in made.items()})
+    valid, mr, hits = "0.6250 ± 0.1768", "2.000 ± 0.000", "0.5000 ± 0.0000"
+    size = ["1,234", "60"]
+    assert table.rows == [
+        ["d", "ours", "2", valid, "**0.7812 ± 0.0442**", mr, hits, "+0.2812", *size],
+        ["d", "plain", "2", valid, "0.5000 ± 0.0000", mr, hits, "", *size],
+        ["d", "other", "2", valid, "0.7500 ± 0.0000 =", mr, hits, "", *size],
+        ["d", "one seed", "1", "0.5000", "0.7000 =", "2.000", "0.5000", "", *size],
+    ]
+    assert [record["standing"] for record in table.records] == ["best", "below", "equal", "equal"]
+    assert table.records[0]["over_no_layers"] == 0.28125
+    assert table.records[3]["test_mrr_deviation"] is None
+
+
+def test_seconds_to_the_mrr_of_the_first_row(tmp_path: Path, peer: Callable[[str], Any]) -> None:
+    peer("matplotlib")
+    histories: dict[str, list[Any]] = {
+        "ours": [((2.0, 0.25), (4.0, 0.75), (6.0, 0.5)), ((4.0, 0.75), (8.0, 0.875))],
+        "slow": [((50.0, 0.7485), (100.0, 0.75)), ((50.0, 0.5), (200.0, 0.749))],
+        "never": [((1.0, 0.5),), ((1.0, 0.25),)],
+    }
+    finished = {
+        (label, "a$b$"): [replace(outcome(0.5), history=line) for line in lines]
+        for label, lines in histories.items()
+    }
+    experiment = Experiment("T", "model", tuple(Row(label) for label in histories))
+    table = targets.speed(experiment, ["a$b$"], finished)
+    assert table.rows == [
+        ["a$b$", "ours", "0.8125 ± 0.0884", "7", "4", "4"],
+        ["a$b$", "slow", "0.7495 ± 0.0007", "150", "100 (1 of 2)", "125"],
+        ["a$b$", "never", "0.3750 ± 0.1768", "1", "never", "never"],
+    ]
+    assert [record["seconds_to_goal"] for record in table.records] == [4.0, None, None]
+    assert [record["seconds_to_near"] for record in table.records] == [4.0, 125.0, None]
+    three = dict.fromkeys(("a$b$", "b", "c"), table.panels["a$b$"])
+    draw(replace(table, panels=three), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_mean_and_deviation_over_seeds() -> None:
@@ -148,39 +260,48 @@ def test_a_figure_shows_the_deviation_over_seeds(tmp_path: Path, peer: Callable[
 def test_targets_share_runs_and_a_second_call_trains_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    argv = ["table1", "efficiency", "ablation", "--out", str(tmp_path), *TINY]
+    argv = ["table1", "efficiency", "speed", "--out", str(tmp_path), *TINY]
     assert cli.run(command.main, argv) == 0
     printed = capfd.readouterr().out
-    # DistMult, R-GCN, LightCAKE; none, relation, entity; both is LightCAKE
-    assert "run 6 of 6" in printed
-    names = {"table1", "efficiency", "ablation"}
+    assert "run 3 of 3" in printed  # DistMult, R-GCN, LightCAKE
+    names = {"table1", "efficiency", "speed"}
     files = {f"{name}.{kind}" for name in names for kind in ("md", "csv")}
-    assert {file.name for file in tmp_path.iterdir()} == files | {"ablation.png", "report.md", "runs"}
-    with (tmp_path / "ablation.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["context"] for row in rows] == ["none", "relation", "entity", "both"]
+    assert {file.name for file in tmp_path.iterdir()} == files | {"speed.png", "report.md", "runs"}
+    with (tmp_path / "speed.csv").open() as file:
+        rows = {row["model"]: row for row in csv.DictReader(file)}
     finished = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/results.json")]
-    measured = {run["test"]["all"]["mrr"] for run in finished}
-    assert {float(row["mrr"]) for row in rows} <= measured
+    assert {float(row["valid_mrr"]) for row in rows.values()} == {
+        run["valid"]["all"]["mrr"] for run in finished
+    }
+    whole = rows["LightCAKE-DistMult"]
+    assert whole["seconds_to_goal"] == whole["seconds_to_near"] == whole["seconds"]  # one epoch
     with (tmp_path / "efficiency.csv").open() as file:
         sizes = {row["model"]: row for row in csv.DictReader(file)}
-    # N (60 entities) d + R (19) d + R + 2 d; LightCAKE has rows for the inverses
+    # N (60 entities) d + R (19) d + R + 2 d, profile and links; LightCAKE has rows for the inverses
     entities, relations, dim = 60, 19, 4
-    shared = entities * dim + relations + 2 * dim
+    shared = entities * dim + relations + 2 * dim + 3 * 2 * relations * dim + 2 * dim
     assert sizes["DistMult"]["parameters"] == str(shared + relations * dim)
-    # its profiles at the score and the input, links, and the matrices of two layers and tables
-    terms = 4 * 2 * relations * dim + 2 * dim + 4 * dim**2
-    assert sizes["LightCAKE-DistMult"]["parameters"] == str(shared + 2 * relations * dim + terms)
+    # its profile at the input, and the matrices of two layers and tables
+    own = 2 * relations * dim + 4 * dim**2
+    assert sizes["LightCAKE-DistMult"]["parameters"] == str(shared + 2 * relations * dim + own)
     assert all(int(row["peak_bytes"]) > 50e6 for row in sizes.values())
-    assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
 
     def refuse(*arguments: object) -> None:
         raise AssertionError("a finished run was trained again")
 
     monkeypatch.setattr(runs, "_call", refuse)
-    before = without_date((tmp_path / "ablation.md").read_text())
+    before = without_date((tmp_path / "speed.md").read_text())
     assert cli.run(command.main, argv) == 0
-    assert without_date((tmp_path / "ablation.md").read_text()) == before
+    assert without_date((tmp_path / "speed.md").read_text()) == before
+    (tmp_path / "runs").rename(tmp_path / "mine")
+    (tmp_path / "mine" / "notes").mkdir()
+    for n, folder in enumerate(sorted((tmp_path / "mine").glob("family*"))):
+        folder.rename(folder.with_name(f"run {n}"))
+    (tmp_path / "mine" / "notes" / "results.json").write_text("{}")
+    (tmp_path / "mine" / "notes" / "config.json").write_text("{}")
+    elsewhere = ["speed", "--out", str(tmp_path), "--runs", str(tmp_path / "mine"), *TINY]
+    assert cli.run(command.main, elsewhere) == 0
 
 
 def without_date(text: str) -> str:
@@ -211,9 +332,14 @@ def test_durations_in_words(seconds: float, words: str) -> None:
 
 def test_the_speed_of_a_run_is_that_of_its_median_epoch(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
-    lines = [json.dumps({"triples_per_second": speed}) for speed in (90.0, 1.0, 110.0)]
+    valid = {"all": {"mrr": 0.5}}
+    lines = [
+        json.dumps({"triples_per_second": speed, "seconds": 2.0, "valid": valid})
+        for speed in (90.0, 1.0, 110.0)
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert read(tmp_path).triples_per_second == 90.0
+    assert read(tmp_path).history == ((2.0, 0.5), (4.0, 0.5), (6.0, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -263,6 +389,21 @@ def test_finished_runs_are_listed(tmp_path: Path, capfd: pytest.CaptureFixture[s
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 6
     assert all(line.startswith("| family:60 | LightCAKE-DistMult | best | 0.") for line in lines[4:])
+
+
+@pytest.mark.full
+def test_the_rivals_and_the_ablation_are_trained(tmp_path: Path) -> None:
+    argv = ["rivals", "ablation", "--out", str(tmp_path), "--quick", "--datasets", "family:60"]
+    assert cli.run(command.main, argv) == 0
+    finished = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/results.json")]
+    measured = {run["test"]["all"]["mrr"] for run in finished}
+    for name, mrr, labels in (("rivals", "test_mrr", 9), ("ablation", "mrr", 8)):
+        with (tmp_path / f"{name}.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == labels
+        assert {float(row[mrr]) for row in rows} <= measured
+    assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
+    assert len(finished) == 9 + 8 - 1  # both have LightCAKE-DistMult
 
 
 @pytest.mark.full
