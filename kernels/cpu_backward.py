@@ -22,7 +22,10 @@ LINK = 4  # numbers that a context triple hands from the relation pass to the en
 
 @Pass
 def row_dot_pass(width: int) -> Any:
-    """D = <g, x' - x> of each row: the part of dL/ds that all triples of a row share."""
+    """D = <g, x' - x> of each row: the part of dL/ds that all triples of a row share.
+
+    Without ``old`` rows the new ones are the differences themselves.
+    """
 
     def run(g, new, old, row_dot, tasks, counter):
         d = width if width > 0 else g.shape[1]
@@ -31,8 +34,12 @@ def row_dot_pass(width: int) -> Any:
         while n < tasks:
             for row in range(n * ROWS, min((n + 1) * ROWS, g.shape[0])):
                 total = zero
-                for k in range(d):
-                    total += g[row, k] * (new[row, k] - old[row, k])
+                if len(old):
+                    for k in range(d):
+                        total += g[row, k] * (new[row, k] - old[row, k])
+                else:
+                    for k in range(d):
+                        total += g[row, k] * new[row, k]
                 row_dot[row] = total
             n = next_task(counter)
 
@@ -132,13 +139,14 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
 def entity_pass(width: int, block: NumbaBlock) -> Any:
     """dL/dh: each context triple as its head's, its inverse as its tail's, in one sweep.
 
-    Rows moved a context triple: e_t, g_t; a row's own e_h, g_h and result beside them.
+    The gradients ``own_rows`` are added, unless there are none. Rows moved a context triple: e_t, g_t; a
+    row's own e_h, g_h and result beside them.
     """
     grad_h, grad_t, columns = block.grad_h, block.grad_t, block.columns
     at, add, plus = block.at, block.add, block.plus
 
     def run(
-        x, y, g, q, relation, tail, record, chunk, chunk_row, chunk_slot, task, link,
+        x, y, g, q, own_rows, relation, tail, record, chunk, chunk_row, chunk_slot, task, link,
         out, part, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
@@ -156,8 +164,12 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
             for p in range(task[n], task[n + 1]):
                 row, slot = chunk_row[p], chunk_slot[p]
                 target, to = (out, row) if slot < 0 else (part, slot)
-                for k in range(d):
-                    target[to, k] = g[row, k] if slot < 0 else zero
+                if slot < 0 and len(own_rows):
+                    for k in range(d):
+                        target[to, k] = own_rows[row, k]
+                else:
+                    for k in range(d):
+                        target[to, k] = zero
                 for e in range(chunk[p], chunk[p + 1]):
                     r, t, m = relation[e], tail[e], e - base
                     back = r + num_relations if r < num_relations else r - num_relations
@@ -190,17 +202,21 @@ def backward(
     lse_y: Tensor,
     plan: Plan,
     score: str,
+    *,
+    residual: bool = True,
     partial: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
-    A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. With
-    ``partial`` dL/dy leaves out q: relations have other triples elsewhere.
+    A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. Without
+    ``residual`` the new rows are what x and y gain. With ``partial`` dL/dy leaves out q: relations have other
+    triples elsewhere.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     row_dot_x, row_dot_y = x.new_empty(len(x)), x.new_empty(len(y))
-    row_dot_pass(width, -(-len(x) // ROWS), g, new_x, x, row_dot_x)
-    row_dot_pass(width, -(-len(y) // ROWS), q, new_y, y, row_dot_y)
+    row_dot_pass(width, -(-len(x) // ROWS), g, new_x, x if residual else x[:0], row_dot_x)
+    row_dot_pass(width, -(-len(y) // ROWS), q, new_y, y if residual else y[:0], row_dot_y)
+    own_g, own_q = g if residual else g[:0], q if residual and not partial else q[:0]
 
     link, part, grad_y = x.new_empty(len(s) * LINK), x.new_empty(2 * chunks, width), torch.empty_like(y)
     relation_pass(
@@ -208,14 +224,14 @@ def backward(
         x, y, g, q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
         s, lse_x, lse_y, row_dot_x, row_dot_y, link, part, score=score,
     )  # fmt: skip
-    sum_pass(width, len(y), grad_y, q[:0] if partial else q, plan.relation_row, plan.relation_part, part)
+    sum_pass(width, len(y), grad_y, own_q, plan.relation_row, plan.relation_part, part)
 
     grad_x, part = torch.empty_like(x), x.new_empty(slots, width)
     entity_pass(
         width, len(plan.entity_task) - 1,
-        x, y, g, q, plan.context_relation, plan.context_tail, plan.context_record,
+        x, y, g, q, own_g, plan.context_relation, plan.context_tail, plan.context_record,
         plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task,
         link, grad_x, part, score=score,
     )  # fmt: skip
-    sum_pass(width, len(plan.cut_row), grad_x, g, plan.cut_row, plan.cut_slot, part)
+    sum_pass(width, len(plan.cut_row), grad_x, own_g, plan.cut_row, plan.cut_slot, part)
     return grad_x, grad_y

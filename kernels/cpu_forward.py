@@ -149,13 +149,14 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
 def entity_pass(width: int, block: NumbaBlock) -> Any:
     """The weighted sum over each head's context: from stored scores, without a dot product.
 
-    Rows moved a context triple: e_t; a row's own e_h and result beside them.
+    It is added to the rows ``own_rows``, unless there are none. Rows moved a context triple: e_t; a row's own
+    e_h and result beside them.
     """
     phi_ent, columns = block.phi_ent, block.columns
     at, add, plus, times = block.at, block.add, block.plus, block.times
 
     def run(
-        x, y, relation, tail, record, chunk, chunk_row, chunk_slot, task, s,
+        x, y, own_rows, relation, tail, record, chunk, chunk_row, chunk_slot, task, s,
         out, lse, part, part_top, part_total, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
@@ -207,8 +208,12 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                     part_top[slot], part_total[slot] = top, total
                 else:
                     factor = real(1) / total if total != 0 else zero
-                    for k in range(d):
-                        target[to, k] = x[row, k] + factor * target[to, k]
+                    if len(own_rows):
+                        for k in range(d):
+                            target[to, k] = own_rows[row, k] + factor * target[to, k]
+                    else:
+                        for k in range(d):
+                            target[to, k] *= factor
                     lse[row] = top + math.log(total) if total != 0 else real(np.inf)
             n = next_task(counter)
 
@@ -222,6 +227,8 @@ def forward(
     mask: Tensor | None,
     score: str,
     context: str,
+    *,
+    residual: bool = True,
     partial: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The layer on contiguous CPU rows x [N, d] and y [2R, d].
@@ -230,9 +237,9 @@ def forward(
     have other triples elsewhere: their new rows are the weighted means alone, without y.
 
     Returns:
-        New x and y; the scores [E] in relation order, each triple's before its inverse's, -inf where masked;
-        each row's log-sum-exp, [N] and [2R], +inf for a row without a live triple or outside the context,
-        so that exp(s - lse) is the weight everywhere.
+        New x and y, or without ``residual`` what they gain; the scores [E] in relation order, each triple's
+        before its inverse's, -inf where masked; each row's log-sum-exp, [N] and [2R], +inf for a row without
+        a live triple or outside the context, so that exp(s - lse) is the weight everywhere.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     with_entities, with_relations = context != "relation", context != "entity"
@@ -245,25 +252,25 @@ def forward(
         0 if mask is None else mask.ndim, with_relations,
         s, part, top, total, score=score,
     )  # fmt: skip
-    new_x = torch.empty_like(x) if with_entities else x.clone()
-    new_y = torch.empty_like(y) if with_relations else y.clone()
+    own_x, own_y = x if residual else x[:0], y if residual and not partial else y[:0]
+    new_x, new_y = _results(x, with_entities, residual), _results(y, with_relations, residual)
     lse_x, lse_y = x.new_full((len(x),), torch.inf), y.new_full((len(y),), torch.inf)
     if with_relations:
         merge_pass(
             width, len(y),
-            new_y, y[:0] if partial else y, plan.relation_row, plan.relation_part, part, top, total, lse_y,
+            new_y, own_y, plan.relation_row, plan.relation_part, part, top, total, lse_y,
         )  # fmt: skip
     if with_entities:
         part, top, total = _parts(x, slots)
         entity_pass(
             width, len(plan.entity_task) - 1,
-            x, y, plan.context_relation, plan.context_tail, plan.context_record,
+            x, y, own_x, plan.context_relation, plan.context_tail, plan.context_record,
             plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task, s,
             new_x, lse_x, part, top, total, score=score,
         )  # fmt: skip
         merge_pass(
             width, len(plan.cut_row),
-            new_x, x, plan.cut_row, plan.cut_slot, part, top, total, lse_x,
+            new_x, own_x, plan.cut_row, plan.cut_slot, part, top, total, lse_x,
         )  # fmt: skip
     return new_x, new_y, s, lse_x, lse_y
 
@@ -273,6 +280,13 @@ def scores_as_given(s: Tensor, plan: Plan) -> Tensor:
     given = torch.empty_like(s)
     given[plan.triple], given[plan.triple + len(plan.triple)] = s[0::2], s[1::2]
     return given
+
+
+def _results(rows: Tensor, written: bool, residual: bool) -> Tensor:
+    """Fresh memory where the passes write all of it, else rows that gain nothing."""
+    if written:
+        return torch.empty_like(rows)
+    return rows.clone() if residual else torch.zeros_like(rows)
 
 
 def _parts(x: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -232,7 +232,7 @@ def relation_pass(
 @triton.jit
 def entity_pass(
     x_ptr, y_ptr, g_ptr, q_ptr, context_ptr, chunk_ptr, record_ptr, out_ptr, part_ptr,
-    block, COLUMNS: tl.constexpr, BILINEAR: tl.constexpr, OWN: tl.constexpr,
+    block, COLUMNS: tl.constexpr, BILINEAR: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """dL/dh: each context triple as its head's, its inverse as its tail's, in one sweep.
@@ -298,9 +298,10 @@ def entity_pass(
         part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
         store_row(part, acc, live, WIDTH, COLUMNS, BLOCK_D)
     else:
-        own = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
-        out = row_pointers(out_ptr, row, WIDTH, BLOCK_D)
-        store_row(out, add_row(own, acc), live, WIDTH, COLUMNS, BLOCK_D)
+        if RESIDUAL:
+            own = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
+            acc = add_row(own, acc)
+        store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, COLUMNS, BLOCK_D)
 
 
 def backward(
@@ -318,34 +319,38 @@ def backward(
     sum_x: Tensor | None = None,
     sum_y: Tensor | None = None,
     *,
+    residual: bool = True,
     partial: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
-    A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. With
-    16-bit rows ``sum_x`` and ``sum_y`` are what the forward added to them; with ``partial`` dL/dy lacks q.
+    A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. Without
+    ``residual`` the new rows are what x and y gain, with 16-bit rows ``sum_x`` and ``sum_y`` are. With
+    ``partial`` dL/dy lacks q.
     """
     width, real = x.shape[1], gpu_launch.sum_type(x.dtype)
+    own_g, own_q = g if residual else None, q if residual and not partial else None
     if len(s) == 0 or width == 0:
-        return g.clone(), torch.zeros_like(q) if partial else q.clone()
+        grad_x = torch.zeros_like(g) if own_g is None else g.clone()
+        return grad_x, torch.zeros_like(q) if own_q is None else q.clone()
     row_dot_x, row_dot_y = x.new_empty(len(x), dtype=real), y.new_empty(len(y), dtype=real)
     shape = gpu_launch.row_shape("backward.row_dot_pass", width, x.dtype)
     programs = triton.cdiv(len(y), shape["BLOCK_E"]) + triton.cdiv(len(x), shape["BLOCK_E"])
     row_dot_pass[(programs,)](
         g_ptr=g, q_ptr=q, x_ptr=x, y_ptr=y, row_dot_x_ptr=row_dot_x, row_dot_y_ptr=row_dot_y,
         new_x_ptr=new_x if sum_x is None else sum_x, new_y_ptr=new_y if sum_y is None else sum_y,
-        entities=len(x), relations=len(y), FROM_SUM=sum_x is not None, **shape,
+        entities=len(x), relations=len(y), FROM_SUM=sum_x is not None or not residual, **shape,
     )  # fmt: skip
     record = x.new_empty(len(s), RECORD, dtype=real)
     part = x.new_empty(len(plan.part_row), width, dtype=real)
     run_relation_pass(g, q, x, y, plan, s, (lse_x, lse_y), (row_dot_x, row_dot_y), record, part, score)
     grad_x, grad_y = torch.empty_like(x), torch.empty_like(y)
-    run_entity_pass(g, q, x, y, plan, record, grad_x, part, score)
+    run_entity_pass(g, q, x, y, plan, record, grad_x, part, score, residual)
     shape, programs, relation_programs = gpu_launch.merge_shape(
         len(y), len(plan.merge_row) - len(y), width, x.dtype
     )
     sum_pass[(programs,)](
-        g_ptr=g, q_ptr=None if partial else q, row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
+        g_ptr=own_g, q_ptr=own_q, row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
         part_ptr=part, grad_x_ptr=grad_x, grad_y_ptr=grad_y, relation_rows=len(y),
         relation_programs=relation_programs, **shape,
     )  # fmt: skip
@@ -388,6 +393,7 @@ def run_entity_pass(
     grad_x: Tensor,
     part: Tensor,
     score: str,
+    residual: bool,
 ) -> None:
     """Write the gradients of uncut entities, and the parts of the others."""
     compiled = compile_block(SCORES[score])
@@ -396,5 +402,5 @@ def run_entity_pass(
         x_ptr=x, y_ptr=y, g_ptr=g, q_ptr=q, context_ptr=plan.context, chunk_ptr=plan.entity_chunk,
         record_ptr=record, out_ptr=grad_x, part_ptr=part,
         block=compiled.block, COLUMNS=compiled.columns, BILINEAR=compiled.bilinear, OWN=compiled.own_row,
-        **shape,
+        RESIDUAL=residual, **shape,
     )  # fmt: skip

@@ -140,13 +140,14 @@ def relation_pass(
 def entity_pass(
     x_ptr, y_ptr, context_ptr, chunk_ptr, s_ptr,
     out_ptr, sum_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr,
-    block, COLUMNS: tl.constexpr, HAS_SUM: tl.constexpr, BLOCK_S: tl.constexpr,
+    block, COLUMNS: tl.constexpr, HAS_SUM: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """The weighted sum over each head's context: from stored scores, without a dot product.
 
-    ``e_h' = e_h + sum alpha phi_ent(e_r, e_t)``. A program takes BLOCK_E chunks of nearly equal length, one
-    triple of each at a time: short rows share prologue and epilogue, and nothing is summed across lanes.
+    ``e_h' = e_h + sum alpha phi_ent(e_r, e_t)``; not RESIDUAL, the sum alone. A program takes BLOCK_E
+    chunks of nearly equal length, one triple of each at a time: short rows share prologue and epilogue, and
+    nothing is summed across lanes.
 
     Bytes a context triple: row e_t (and e_r, from the cache); 16 of ids, 8 of scores. A chunk: its own row,
     its result.
@@ -197,9 +198,10 @@ def entity_pass(
         acc = scale_row(acc, factor)
         if HAS_SUM:
             store_row(row_pointers(sum_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, COLUMNS, BLOCK_D)
-        own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
-        new = add_row(own, acc)
-        store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), new, live, WIDTH, COLUMNS, BLOCK_D)
+        if RESIDUAL:
+            own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
+            acc = add_row(own, acc)
+        store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, COLUMNS, BLOCK_D)
         tl.store(lse_ptr + row[:, None], lse, mask=live)
 
 
@@ -218,6 +220,8 @@ def forward(
     mask: Tensor | None,
     score: str,
     context: str,
+    *,
+    residual: bool = True,
     partial: bool = False,
 ) -> list[Tensor]:
     """The layer on contiguous rows x [N, d] and y [2R, d] of one device.
@@ -226,29 +230,30 @@ def forward(
     have other triples elsewhere: their new rows are the weighted means alone, without y.
 
     Returns:
-        New x and y; the scores [E] in head order, -inf where masked; each row's log-sum-exp, [N] and
-        [2R], +inf for a row without a live triple or outside the context, so that exp(s - lse) is the
-        weight everywhere. With 16-bit rows also what was added to x and y, in float32: the backward
-        cannot have it from rounded rows.
+        New x and y, or without ``residual`` what they gain; the scores [E] in head order, -inf where masked;
+        each row's log-sum-exp, [N] and [2R], +inf for a row without a live triple or outside the context, so
+        that exp(s - lse) is the weight everywhere. With 16-bit rows also what x and y gain, in float32: the
+        backward cannot have it from rounded rows.
     """
     real, parts = gpu_launch.sum_type(x.dtype), len(plan.part_row)
     narrow = gpu_launch.is_narrow(x.dtype)
     s = x.new_empty(len(plan.context), dtype=real)
     idle = len(s) == 0 or x.shape[1] == 0
     with_entities, with_relations = context != "relation" and not idle, context != "entity" and not idle
-    new_x, lse_x, sum_x = _results(x, with_entities)
-    new_y, lse_y, sum_y = _results(y, with_relations)
+    new_x, lse_x, sum_x = _results(x, with_entities, residual)
+    new_y, lse_y, sum_y = _results(y, with_relations, residual)
     if not idle:
         part = Parts(*(x.new_empty(parts, *shape, dtype=real) for shape in ((x.shape[1],), (), ())))
         run_relation_pass(x, y, plan, mask, s, part, score, with_relations)
         if with_entities:
-            run_entity_pass(x, y, plan, s, new_x, lse_x, sum_x, part, score)
+            run_entity_pass(x, y, plan, s, new_x, lse_x, sum_x, part, score, residual)
         relation_rows = len(y) if with_relations else 0
         shape, programs, relation_programs = gpu_launch.merge_shape(
             relation_rows, len(plan.merge_row) - len(y) if with_entities else 0, x.shape[1], x.dtype
         )
         merge_pass[(programs,)](
-            x_ptr=x, y_ptr=None if partial else y, row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
+            x_ptr=x if residual else None, y_ptr=y if residual and not partial else None,
+            row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
             part_ptr=part.acc, part_top_ptr=part.top, part_total_ptr=part.total,
             new_x_ptr=new_x, new_y_ptr=new_y, sum_x_ptr=sum_x, sum_y_ptr=sum_y,
             lse_x_ptr=lse_x, lse_y_ptr=lse_y, relation_rows=len(y), relation_programs=relation_programs,
@@ -257,13 +262,13 @@ def forward(
     return [new_x, new_y, s, lse_x, lse_y, *([sum_x, sum_y] if narrow else [])]
 
 
-def _results(rows: Tensor, written: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _results(rows: Tensor, written: bool, residual: bool) -> tuple[Tensor, Tensor, Tensor]:
     """New rows, log-sum-exps and sums: fresh memory where the passes write all of it, else "nothing added".
 
     The sums are a stand-in, never written, where rows are not rounded.
     """
     real = gpu_launch.sum_type(rows.dtype)
-    new = torch.empty_like(rows) if written else rows.clone()
+    new = torch.empty_like(rows) if written else rows.clone() if residual else torch.zeros_like(rows)
     lse = (
         rows.new_empty(len(rows), dtype=real)
         if written
@@ -306,6 +311,7 @@ def run_entity_pass(
     sum_x: Tensor,
     part: Parts,
     score: str,
+    residual: bool,
 ) -> None:
     """Write new rows and log-sum-exps of uncut entities, and the parts of the others."""
     compiled = compile_block(SCORES[score])
@@ -314,5 +320,5 @@ def run_entity_pass(
         x_ptr=x, y_ptr=y, context_ptr=plan.context, chunk_ptr=plan.entity_chunk, s_ptr=s,
         out_ptr=new_x, sum_ptr=sum_x, lse_ptr=lse_x, part_ptr=part.acc, part_top_ptr=part.top,
         part_total_ptr=part.total, block=compiled.block, COLUMNS=compiled.columns,
-        HAS_SUM=gpu_launch.is_narrow(x.dtype), BLOCK_S=8, **shape,
+        HAS_SUM=gpu_launch.is_narrow(x.dtype), RESIDUAL=residual, BLOCK_S=8, **shape,
     )  # fmt: skip

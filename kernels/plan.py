@@ -14,7 +14,7 @@ Array = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 
 RELATION_CHUNK = 128  # raw triples: one partial sum a chunk, 8 bytes a context triple at d = 256
-ENTITY_CHUNK = 1024  # context triples: longer rows (hubs) are cut
+ENTITY_CHUNK = 256  # context triples: longer rows (hubs) are cut, also for the sake of their sums' rounding
 TASK_COST = 256  # context triples that a thread takes at a time
 LONGEST_TASK = TASK_COST + ENTITY_CHUNK  # context triples of a task, at most
 

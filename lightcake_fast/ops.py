@@ -71,12 +71,16 @@ def context_layer(
     if backend == "reference":
         both_ways = None if mask is None else mask.repeat(2)
         x, y = reference.context_layer(
-            _widened(entities), _widened(relations), graph.context_triples, both_ways, score, context
+            _widened(entities),
+            _widened(relations),
+            graph.context_triples,
+            both_ways,
+            score,
+            context,
+            residual,
         )
     else:
-        x, y, *_ = _fused(entities, relations, graph, score, context, mask, backend)
-    if not residual:
-        x, y = x - entities, y - relations
+        x, y, *_ = _fused(entities, relations, graph, score, context, residual, mask, backend)
     return x.to(entities.dtype), y.to(relations.dtype)
 
 
@@ -116,7 +120,7 @@ def context_weights(
                 _widened(entities), _widened(relations), graph.context_triples, both_ways, score
             )
             return alpha.to(entities.dtype), beta.to(entities.dtype)
-        _, _, s, lse_x, lse_y, *_ = _fused(entities, relations, graph, score, "both", mask, backend)
+        _, _, s, lse_x, lse_y, *_ = _fused(entities, relations, graph, score, "both", True, mask, backend)
         heads, relation_ids, _ = graph.context_triples
         if backend == "triton":
             from lightcake_fast.kernels import gpu_forward
@@ -313,6 +317,7 @@ def _fused(
     graph: "ContextGraph",
     score: str,
     context: str,
+    residual: bool,
     mask: Tensor | None,
     backend: str,
 ) -> list[Tensor]:
@@ -320,39 +325,67 @@ def _fused(
     if backend == "numba":
         x, y = _widened(x), _widened(y)
     plan = graph.plan if backend == "numba" else graph.gpu_plan
-    return _context_layer(x, y, list(plan), mask, score, context, backend)  # type: ignore[no-any-return]
+    arguments = x, y, list(plan), mask, score, context, residual, backend
+    return _context_layer(*arguments)  # type: ignore[no-any-return]
 
 
 @operator("context_layer", "cpu")
 def _context_layer(
-    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
+    x: Tensor,
+    y: Tensor,
+    plan: list[Tensor],
+    mask: Tensor | None,
+    score: str,
+    context: str,
+    residual: bool,
+    backend: str,
 ) -> list[Tensor]:
     if backend == "triton":
-        return _forward_on_gpu(x, y, plan, mask, score, context)
+        return _forward_on_gpu(x, y, plan, mask, score, context, residual)
     from lightcake_fast.kernels import cpu_forward
 
-    return list(cpu_forward.forward(x, y, Plan(*plan), mask, score, context))
+    return list(cpu_forward.forward(x, y, Plan(*plan), mask, score, context, residual=residual))
 
 
 @_context_layer.register_kernel("cuda")
 def _(
-    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
+    x: Tensor,
+    y: Tensor,
+    plan: list[Tensor],
+    mask: Tensor | None,
+    score: str,
+    context: str,
+    residual: bool,
+    backend: str,
 ) -> list[Tensor]:
-    return _forward_on_gpu(x, y, plan, mask, score, context)
+    return _forward_on_gpu(x, y, plan, mask, score, context, residual)
 
 
 def _forward_on_gpu(
-    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str
+    x: Tensor,
+    y: Tensor,
+    plan: list[Tensor],
+    mask: Tensor | None,
+    score: str,
+    context: str,
+    residual: bool,
 ) -> list[Tensor]:
     from lightcake_fast.kernels import gpu_forward
 
     with launching(x.device):
-        return gpu_forward.forward(x, y, GpuPlan(*plan), mask, score, context)
+        return gpu_forward.forward(x, y, GpuPlan(*plan), mask, score, context, residual=residual)
 
 
 @_context_layer.register_fake
 def _(
-    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, score: str, context: str, backend: str
+    x: Tensor,
+    y: Tensor,
+    plan: list[Tensor],
+    mask: Tensor | None,
+    score: str,
+    context: str,
+    residual: bool,
+    backend: str,
 ) -> list[Tensor]:
     real = torch.float32 if x.dtype in _NARROW else x.dtype
     scores, lse_x, lse_y = (x.new_empty(n, dtype=real) for n in (2 * len(plan[0]), len(x), len(y)))
@@ -371,14 +404,16 @@ def _context_layer_backward(
     outputs: list[Tensor],
     plan: list[Tensor],
     score: str,
+    residual: bool,
     backend: str,
 ) -> list[Tensor]:
     if backend == "triton":
-        return _backward_on_gpu(g, q, x, y, outputs, plan, score)
+        return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual)
     from lightcake_fast.kernels import cpu_backward
 
     new_x, new_y, s, lse_x, lse_y = outputs
-    return list(cpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, Plan(*plan), score))
+    rows = x, y, new_x, new_y, s, lse_x, lse_y
+    return list(cpu_backward.backward(g, q, *rows, Plan(*plan), score, residual=residual))
 
 
 @_context_layer_backward.register_kernel("cuda")
@@ -390,20 +425,28 @@ def _(
     outputs: list[Tensor],
     plan: list[Tensor],
     score: str,
+    residual: bool,
     backend: str,
 ) -> list[Tensor]:
-    return _backward_on_gpu(g, q, x, y, outputs, plan, score)
+    return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual)
 
 
 def _backward_on_gpu(
-    g: Tensor, q: Tensor, x: Tensor, y: Tensor, outputs: list[Tensor], plan: list[Tensor], score: str
+    g: Tensor,
+    q: Tensor,
+    x: Tensor,
+    y: Tensor,
+    outputs: list[Tensor],
+    plan: list[Tensor],
+    score: str,
+    residual: bool,
 ) -> list[Tensor]:
     from lightcake_fast.kernels import gpu_backward
 
     new_x, new_y, s, lse_x, lse_y, *sums = outputs
     rows = x, y, new_x, new_y, s, lse_x, lse_y
     with launching(x.device):
-        return list(gpu_backward.backward(g, q, *rows, GpuPlan(*plan), score, *sums))
+        return list(gpu_backward.backward(g, q, *rows, GpuPlan(*plan), score, *sums, residual=residual))
 
 
 @_context_layer_backward.register_fake
@@ -415,16 +458,17 @@ def _(
     outputs: list[Tensor],
     plan: list[Tensor],
     score: str,
+    residual: bool,
     backend: str,
 ) -> list[Tensor]:
     return [torch.empty_like(x), torch.empty_like(y)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, y, plan, _, score, _, backend = inputs
+    x, y, plan, _, score, _, residual, backend = inputs
     ctx.set_materialize_grads(False)  # nobody asks for those of the scores and log-sum-exps
     ctx.save_for_backward(x, y, *output, *plan)
-    ctx.outputs, ctx.score, ctx.backend = len(output), score, backend
+    ctx.outputs, ctx.rest = len(output), (score, residual, backend)
 
 
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
@@ -434,8 +478,8 @@ def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
         torch.zeros_like(rows) if gradient is None else gradient.contiguous()
         for rows, gradient in zip((x, y), gradients[:2], strict=True)
     )
-    grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, ctx.score, ctx.backend)
-    return grad_x, grad_y, [None] * len(plan), None, None, None, None
+    grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, *ctx.rest)
+    return grad_x, grad_y, [None] * len(plan), *[None] * 5
 
 
 def no_second_derivative(ctx: Any, *gradients: Any) -> None:

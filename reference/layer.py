@@ -13,6 +13,7 @@ def context_layer(
     mask: Tensor | None,
     score: str,
     context: str,
+    residual: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Add to each entity and relation the softmax-weighted sum over its context triples.
 
@@ -23,6 +24,7 @@ def context_layer(
         mask: bool of shape (E,), True leaves the context triple out; or None.
         score: a key of ``SCORES``.
         context: "both", "entity" or "relation".
+        residual: False leaves out the rows that the sums are added to.
 
     Returns:
         The new entities (N, d) and relations (2R, d).
@@ -33,14 +35,21 @@ def context_layer(
     functions = SCORES[score]
     e_h, e_r, e_t = entities.index_select(0, h), relations.index_select(0, r), entities.index_select(0, t)
     s = functions.psi(e_h, e_r, e_t)
-    new_entities, new_relations = entities, relations
+    new_entities, new_relations = (
+        table if residual else nothing_added(table) for table in (entities, relations)
+    )
     if context != "relation":
         alpha = segment_softmax(s, h, len(entities), mask)
-        new_entities = entities.index_add(0, h, alpha[:, None] * functions.phi_ent(e_r, e_t))
+        new_entities = new_entities.index_add(0, h, alpha[:, None] * functions.phi_ent(e_r, e_t))
     if context != "entity":
         beta = segment_softmax(s, r, len(relations), mask)
-        new_relations = relations.index_add(0, r, beta[:, None] * functions.phi_rel(e_h, e_t))
+        new_relations = new_relations.index_add(0, r, beta[:, None] * functions.phi_rel(e_h, e_t))
     return new_entities, new_relations
+
+
+def nothing_added(table: Tensor) -> Tensor:
+    """Zeros that autograd takes for a function of the table."""
+    return torch.zeros_like(table) + table[:0].sum()
 
 
 def context_weights(

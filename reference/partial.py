@@ -9,7 +9,7 @@ Triples = tuple[Tensor, Tensor, Tensor]
 
 
 def forward(
-    x: Tensor, y: Tensor, triples: Triples, mask: Tensor, score: str, context: str
+    x: Tensor, y: Tensor, triples: Triples, mask: Tensor, score: str, context: str, residual: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The part of a layer that some context triples make.
 
@@ -20,6 +20,7 @@ def forward(
         mask: bool (E,), True leaves the context triple out.
         score: a key of ``SCORES``.
         context: "both", "entity" or "relation".
+        residual: False leaves out the rows that the sums are added to.
 
     Returns:
         New entities; the weighted means of relations, without y (y itself outside of the context); the scores
@@ -28,11 +29,11 @@ def forward(
     h, r, _ = triples
     f, e_h, e_r, e_t = _rows(x, y, triples, score)
     s = f.psi(e_h, e_r, e_t).masked_fill(mask, -torch.inf)
-    new_x, lse_x = x.clone(), x.new_full((len(x),), torch.inf)
-    new_y, lse_y = y.clone(), y.new_full((len(y),), torch.inf)
+    new_x, new_y = (rows.clone() if residual else torch.zeros_like(rows) for rows in (x, y))
+    lse_x, lse_y = (rows.new_full((len(rows),), torch.inf) for rows in (x, y))
     if context != "relation":
         mean, lse_x = _weighted_means(s, h, len(x), f.phi_ent(e_r, e_t))
-        new_x = x + mean
+        new_x += mean
     if context != "entity":
         new_y, lse_y = _weighted_means(s, r, len(y), f.phi_rel(e_h, e_t))
     return new_x, new_y, s, lse_x, lse_y
@@ -50,15 +51,20 @@ def backward(
     lse_y: Tensor,
     triples: Triples,
     score: str,
+    residual: bool,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx, and this part's share of dL/dy without q, from gradients of whole new rows.
+
+    Without ``residual`` the new rows are what x and y gain.
 
     The weights are constants of the sum that autograd differentiates, and a score counts by its dL/ds:
     ``alpha <g_h, phi_ent> + beta <q_r, phi_rel> + delta s``. Source: docs/op.md, "The gradient of one layer".
     """
     h, r, _ = triples
     alpha, beta = (s - lse_x.index_select(0, h)).exp(), (s - lse_y.index_select(0, r)).exp()
-    dot_x, dot_y = (g * (new_x - x)).sum(1), (q * (new_y - y)).sum(1)
+    if residual:
+        new_x, new_y = new_x - x, new_y - y
+    dot_x, dot_y = (g * new_x).sum(1), (q * new_y).sum(1)
     with torch.enable_grad():
         x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
         f, e_h, e_r, e_t = _rows(x, y, triples, score)
@@ -68,7 +74,7 @@ def backward(
         delta = delta + beta * (of_relation.detach() - dot_y.index_select(0, r))
         total = (alpha * of_head + beta * of_relation + delta * f.psi(e_h, e_r, e_t)).sum()
         grad_x, grad_y = torch.autograd.grad(total, (x, y))
-    return g + grad_x, grad_y
+    return g + grad_x if residual else grad_x, grad_y
 
 
 def _rows(x: Tensor, y: Tensor, triples: Triples, score: str) -> tuple[Score, Tensor, Tensor, Tensor]:

@@ -99,9 +99,9 @@ def sharded_layer(
     """
     chosen = operator.check_tables(entities, relations, score, backend)
     x, y = _ShardedLayer.apply(  # type: ignore[no-untyped-call]
-        entities, relations, shard, shard.left_out(mask), score, context, chosen
+        entities, relations, shard, shard.left_out(mask), score, context, residual, chosen
     )
-    return (x, y) if residual else (x - entities, y - relations)
+    return x, y
 
 
 def exchanged(rows: Tensor, world: World, sent: list[int], received: list[int]) -> Tensor:
@@ -128,16 +128,31 @@ class _ShardedLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, shard: Shard, off: Tensor, score: str, context: str, backend: str
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        shard: Shard,
+        off: Tensor,
+        score: str,
+        context: str,
+        residual: bool,
+        backend: str,
     ) -> tuple[Tensor, Tensor]:
         x, y = shard.with_halo(x), y.contiguous()
-        share = operator.forward(x, y, shard.graph, off, score, context, backend)
-        new_y, lse_y = y.clone(), share.lse_relations
+        share = operator.forward(x, y, shard.graph, off, score, context, residual, backend)
+        new_y, lse_y = share.means, share.lse_relations
         if context != "entity":
             both = shard.world.gather(torch.cat([share.means, share.lse_relations[:, None]], 1))
-            new_y, lse_y = operator.merge_relations(y, both[..., :-1], both[..., -1])
+            own = y if residual else None
+            new_y, lse_y = operator.merge_relations(own, both[..., :-1], both[..., -1])
         ctx.save_for_backward(x, y, *share, new_y, lse_y)
-        ctx.shard, ctx.score, ctx.context, ctx.backend = shard, score, context, backend
+        ctx.shard, ctx.score, ctx.context, ctx.residual, ctx.backend = (
+            shard,
+            score,
+            context,
+            residual,
+            backend,
+        )
         return share.entities[: shard.own].clone(), new_y
 
     @staticmethod
@@ -150,6 +165,17 @@ class _ShardedLayer(torch.autograd.Function):
         whole = q if ctx.context == "entity" else shard.world.add(q.clone())
         g = torch.cat([g, g.new_zeros(len(x) - shard.own, g.shape[1])])
         grad_x, grad_y = operator.backward(
-            g, whole.contiguous(), x, y, share, new_y, lse_y, shard.graph, ctx.score, ctx.backend
+            g,
+            whole.contiguous(),
+            x,
+            y,
+            share,
+            new_y,
+            lse_y,
+            shard.graph,
+            ctx.score,
+            ctx.residual,
+            ctx.backend,
         )
-        return shard.to_owners(grad_x), q + grad_y, None, None, None, None, None
+        grad_y = q + grad_y if ctx.residual else grad_y
+        return shard.to_owners(grad_x), grad_y, *[None] * 6

@@ -47,7 +47,14 @@ def check_tables(x: Tensor, y: Tensor, score: str, backend: str) -> str:
 
 
 def forward(
-    x: Tensor, y: Tensor, graph: ContextGraph, mask: Tensor, score: str, context: str, backend: str
+    x: Tensor,
+    y: Tensor,
+    graph: ContextGraph,
+    mask: Tensor,
+    score: str,
+    context: str,
+    residual: bool,
+    backend: str,
 ) -> Share:
     """A shard's share of a layer.
 
@@ -58,18 +65,22 @@ def forward(
         mask: bool (T, 2), True leaves out a raw triple, or its inverse, for itself.
         score: as in ``context_layer``.
         context: as in ``context_layer``.
+        residual: as in ``context_layer``.
         backend: "triton", "numba" or "reference".
     """
     if backend == "triton":
         from lightcake_fast.kernels import gpu_forward
 
-        return Share(*gpu_forward.forward(x, y, graph.gpu_plan, mask, score, context, partial=True))
+        plan = graph.gpu_plan
+        return Share(*gpu_forward.forward(x, y, plan, mask, score, context, residual=residual, partial=True))
     if backend == "numba":
         from lightcake_fast.kernels import cpu_forward
 
-        return Share(*cpu_forward.forward(x, y, graph.plan, mask, score, context, partial=True))
+        plan_ = graph.plan
+        return Share(*cpu_forward.forward(x, y, plan_, mask, score, context, residual=residual, partial=True))
     both_ways = mask.T.reshape(-1)
-    return Share(*reference_partial.forward(x, y, graph.context_triples, both_ways, score, context))
+    triples = graph.context_triples
+    return Share(*reference_partial.forward(x, y, triples, both_ways, score, context, residual))
 
 
 def backward(
@@ -82,6 +93,7 @@ def backward(
     lse_y: Tensor,
     graph: ContextGraph,
     score: str,
+    residual: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx (N, d), of the halo's rows as well, and the share of dL/dy (2R, d) without q.
@@ -96,33 +108,34 @@ def backward(
         lse_y: likewise.
         graph: as in ``forward``.
         score: as in ``forward``.
+        residual: as in ``forward``.
         backend: as in ``forward``.
     """
     new_x, _, s, lse_x, _ = share
+    rows, known = (g, q, x, y, new_x, new_y), (s, lse_x, lse_y)
     if backend == "triton":
         from lightcake_fast.kernels import gpu_backward
 
         plan = graph.gpu_plan
-        return gpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, plan, score, partial=True)
+        return gpu_backward.backward(*rows, *known, plan, score, residual=residual, partial=True)
     if backend == "numba":
         from lightcake_fast.kernels import cpu_backward
 
         plan_ = graph.plan
-        return cpu_backward.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, plan_, score, partial=True)
-    triples = graph.context_triples
-    return reference_partial.backward(g, q, x, y, new_x, new_y, s, lse_x, lse_y, triples, score)
+        return cpu_backward.backward(*rows, *known, plan_, score, residual=residual, partial=True)
+    return reference_partial.backward(*rows, *known, graph.context_triples, score, residual)
 
 
-def merge_relations(y: Tensor, means: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+def merge_relations(y: Tensor | None, means: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """New relations from the means of all shards, in their order.
 
     Args:
-        y: relations (2R, d).
+        y: relations (2R, d), to which the mean is added; None for the mean alone.
         means: (P, 2R, d), of each shard.
         lses: (P, 2R), their log-sum-exps, +inf where a shard has none.
 
     Returns:
-        y plus the mean over all triples (2R, d), and its log-sum-exp (2R,), +inf without a live triple.
+        The mean over all triples, added to y, (2R, d), and its log-sum-exp (2R,), +inf without a live triple.
     """
     none = lses == torch.inf
     top = lses.masked_fill(none, -torch.inf).amax(0)
@@ -132,4 +145,4 @@ def merge_relations(y: Tensor, means: Tensor, lses: Tensor) -> tuple[Tensor, Ten
     nothing = total == 0
     some = total.masked_fill(nothing, 1)
     mean = (weights[..., None] * means).sum(0) / some[:, None]
-    return y + mean, (shift + some.log()).masked_fill(nothing, torch.inf)
+    return mean if y is None else y + mean, (shift + some.log()).masked_fill(nothing, torch.inf)

@@ -320,7 +320,8 @@ def test_programs_in_any_order_agree_in_every_bit(score: str, monkeypatch: pytes
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_operator_is_registered_well(dtype: torch.dtype) -> None:
     x, y, graph, mask = layer_inputs("sparse", 5, dtype, DEVICE)
-    inputs = (x.requires_grad_(), y.requires_grad_(), list(graph.gpu_plan), mask, "transe", "both", "triton")
+    tables = x.requires_grad_(), y.requires_grad_()
+    inputs = (*tables, list(graph.gpu_plan), mask, "transe", "both", True, "triton")
     torch.library.opcheck(torch.ops.lightcake_fast.context_layer.default, inputs)
 
 
@@ -459,7 +460,7 @@ def _row_passes(
     # the result goes over its own row, which no other program reads: one chunk an entity
     new_x = x if rows > 2 else x.clone()
     kept = x[-2:].clone()
-    gpu_forward.run_entity_pass(x, y, plan, s, new_x, lse_x, lse_x, part, score)
+    gpu_forward.run_entity_pass(x, y, plan, s, new_x, lse_x, lse_x, part, score, True)
     results += [new_x[-2:].clone(), lse_x[-2:].clone()]
     x[-2:] = kept
     record, part_y = torch.zeros(4, gpu_backward.RECORD), torch.zeros(parts, width)
@@ -467,5 +468,5 @@ def _row_passes(
         g, q, x, y, plan, s, (lse_x, lse_y), (row_dot_x, row_dot_y), record, part_y, score
     )
     grad_x = g if rows > 2 else g.clone()
-    gpu_backward.run_entity_pass(g, q, x, y, plan, record, grad_x, part_y, score)
+    gpu_backward.run_entity_pass(g, q, x, y, plan, record, grad_x, part_y, score, True)
     return [*results, record[:, :3], part_y, grad_x[-2:]]

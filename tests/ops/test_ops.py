@@ -49,27 +49,30 @@ def test_gradients_are_those_of_finite_differences(
 
 
 @pytest.mark.parametrize(
-    ("score", "context", "masked", "differentiable"),
+    ("score", "context", "masked", "residual", "differentiable"),
     [
-        ("distmult", "both", False, True),
-        ("transe", "entity", True, True),
-        ("transe", "relation", True, False),
+        ("distmult", "both", False, True, True),
+        ("distmult", "both", False, False, True),
+        ("transe", "entity", True, True, True),
+        ("transe", "relation", True, True, False),
     ],
 )
-def test_operator_is_registered_well(score: str, context: str, masked: bool, differentiable: bool) -> None:
+def test_operator_is_registered_well(
+    score: str, context: str, masked: bool, residual: bool, differentiable: bool
+) -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     x, y = x.requires_grad_(differentiable), y.requires_grad_(differentiable)
-    arguments = (x, y, list(graph.plan), mask if masked else None, score, context, "numba")
+    arguments = (x, y, list(graph.plan), mask if masked else None, score, context, residual, "numba")
     torch.library.opcheck(torch.ops.lightcake_fast.context_layer.default, arguments)
 
 
 def test_backward_operator_is_registered_well() -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     plan = list(graph.plan)
-    outputs = ops._context_layer(x, y, plan, mask, "transe", "both", "numba")
+    outputs = ops._context_layer(x, y, plan, mask, "transe", "both", True, "numba")
     torch.library.opcheck(
         torch.ops.lightcake_fast.context_layer_backward.default,
-        (x, y, x, y, outputs, plan, "transe", "numba"),
+        (x, y, x, y, outputs, plan, "transe", True, "numba"),
     )
 
 
@@ -165,7 +168,7 @@ def test_autocast_runs_in_float32(dtype: torch.dtype) -> None:
         assert_same(layer_results(x.double(), y.double(), graph, mask=mask, backend="numba"), wide)
         # the operator itself, whose passes take no 16-bit rows
         rows = ops._context_layer(
-            x.to(dtype), y.to(dtype), list(graph.plan), mask, "distmult", "both", "numba"
+            x.to(dtype), y.to(dtype), list(graph.plan), mask, "distmult", "both", True, "numba"
         )
     assert [table.dtype for table in rows[:2]] == [torch.float32] * 2
 

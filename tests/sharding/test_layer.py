@@ -1,5 +1,7 @@
 """Layers that ranks compute together: they are those of the whole graph, and send what the formula says."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -22,6 +24,7 @@ def two_layers(
     mask: Tensor,
     owner: npt.NDArray[np.int64],
     context: str,
+    residual: bool,
     world: World,
 ) -> tuple[list[Tensor], Shard]:
     """New rows after two layers and gradients of a loss of theirs, of own rows and relations."""
@@ -31,28 +34,27 @@ def two_layers(
     rows, local = torch.from_numpy(layout.rows), mask[torch.from_numpy(held.number)]
     own, y = x[rows].requires_grad_(), y.clone().requires_grad_()
     tables = own, y
-    for _ in range(2):
-        tables = sharded_layer(
-            *tables, shard, score="transe", context=context, mask=local, backend="reference"
-        )
+    options: dict[str, Any] = {"score": "transe", "context": context, "backend": "reference"}
+    for whole in (True, residual):
+        tables = sharded_layer(*tables, shard, mask=local, residual=whole, **options)
     # the loss of the relations is divided among ranks, that of the entities is each owner's
     loss = tables[0].square().sum() + tables[1].cos().sum() / world.ranks
     grad_x, grad_y = torch.autograd.grad(loss, (own, y))
     return [*(table.detach() for table in tables), grad_x, grad_y], shard
 
 
+@pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_compute_the_whole_layers(context: str, ranks: int) -> None:
+def test_ranks_compute_the_whole_layers(context: str, ranks: int, residual: bool) -> None:
     x, y, graph, mask = layer_inputs("hub", 6, torch.float64)
     owner = np.random.default_rng(0).integers(0, ranks, len(x))
-    work = in_threads(ranks, lambda world: two_layers(x, y, graph, mask, owner, context, world))
+    work = in_threads(ranks, lambda world: two_layers(x, y, graph, mask, owner, context, residual, world))
     x, y = x.requires_grad_(), y.requires_grad_()
     tables = x, y
-    for _ in range(2):
-        tables = context_layer(
-            *tables, graph, score="transe", context=context, mask=mask, backend="reference"
-        )
+    options: dict[str, Any] = {"score": "transe", "context": context, "backend": "reference"}
+    for whole in (True, residual):
+        tables = context_layer(*tables, graph, mask=mask, residual=whole, **options)
     grad_x, grad_y = torch.autograd.grad(tables[0].square().sum() + tables[1].cos().sum(), (x, y))
     shares = sum((found[3] for found, _ in work), torch.zeros_like(y))
     for rank, (found, shard) in enumerate(work):

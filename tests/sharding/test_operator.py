@@ -20,6 +20,7 @@ GRID = {
     "score": BUILT_IN,
     "context": CONTEXTS,
     "masked": (False, True),
+    "residual": (True, False),
     "ranks": (1, 2, 3),
     "name": ("sparse", "edges", "hub", "duplicates"),
     "width": (4, 16),
@@ -43,10 +44,12 @@ def whole_layer(
     mask: Tensor | None,
     score: str,
     context: str,
+    residual: bool,
 ) -> list[Tensor]:
     """New rows and gradients by the reference and autograd."""
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
-    tables = context_layer(x, y, graph, score=score, context=context, mask=mask, backend="reference")
+    options = {"score": score, "context": context, "mask": mask, "residual": residual}
+    tables = context_layer(x, y, graph, backend="reference", **options)  # type: ignore[arg-type]
     rows = [table.clone() for table in tables]
     return [row.detach() for row in rows] + list(torch.autograd.grad(rows, (x, y), (g, q)))
 
@@ -63,6 +66,7 @@ def shards_in_turn(
     *,
     score: str,
     context: str,
+    residual: bool,
     backend: str,
 ) -> list[Tensor]:
     """The same from the shards, what they exchange moved by hand."""
@@ -74,26 +78,36 @@ def shards_in_turn(
         shard = Shard(layout, held, graph.num_relations, World(), x.device)
         names = torch.from_numpy(np.concatenate([layout.rows, layout.halo]))
         off = shard.left_out(None if mask is None else mask[torch.from_numpy(held.number)])
-        share = operator.forward(x[names], y, shard.graph, off, score, context, backend)
+        share = operator.forward(x[names], y, shard.graph, off, score, context, residual, backend)
         parts.append((shard.own, names, shard.graph, share))
-    new_y, lse_y = y.clone(), torch.full((len(y),), torch.inf, dtype=y.dtype)
+    new_y, lse_y = parts[0][3].means, torch.full((len(y),), torch.inf, dtype=y.dtype)
     if context != "entity":
         new_y, lse_y = operator.merge_relations(
-            y, torch.stack([p[3].means for p in parts]), torch.stack([p[3].lse_relations for p in parts])
+            y if residual else None,
+            torch.stack([p[3].means for p in parts]),
+            torch.stack([p[3].lse_relations for p in parts]),
         )
-    new_x, grad_x, grad_y = torch.full_like(x, torch.nan), torch.zeros_like(x), q.clone()
+    new_x, grad_x, grad_y = torch.full_like(x, torch.nan), torch.zeros_like(x), q * residual
     for own, names, local, share in parts:
         new_x[names[:own]] = share.entities[:own]
         g_local = g[names].clone()
         g_local[own:] = 0
-        dx, dy = operator.backward(g_local, q, x[names], y, share, new_y, lse_y, local, score, backend)
+        given = g_local, q, x[names], y, share, new_y, lse_y, local
+        dx, dy = operator.backward(*given, score, residual, backend)
         grad_x.index_add_(0, names, dx)
         grad_y += dy
     return [new_x, new_y, grad_x, grad_y]
 
 
 def assert_shards_make_the_whole(
-    backend: str, score: str, context: str, masked: bool, ranks: int, name: str, width: int
+    backend: str,
+    score: str,
+    context: str,
+    masked: bool,
+    residual: bool,
+    ranks: int,
+    name: str,
+    width: int,
 ) -> None:
     x, y, graph, mask = layer_inputs(name, width, torch.float64)
     random = torch.Generator().manual_seed(3)
@@ -102,8 +116,9 @@ def assert_shards_make_the_whole(
     if ranks == 3:
         owner[owner == 2] = 0  # a rank without entities
     given = (x, y, g, q, graph, mask if masked else None)
-    actual = shards_in_turn(*given, owner, ranks, score=score, context=context, backend=backend)
-    expected = whole_layer(*given, score=score, context=context)
+    options = {"score": score, "context": context, "residual": residual}
+    actual = shards_in_turn(*given, owner, ranks, backend=backend, **options)  # type: ignore[arg-type]
+    expected = whole_layer(*given, **options)  # type: ignore[arg-type]
     for what, a, b in zip(("entities", "relations", "dL/dx", "dL/dy"), actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * (1 + b.abs().max().item()), msg=what)
 

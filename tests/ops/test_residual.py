@@ -1,0 +1,98 @@
+"""``residual=False``: the sums by themselves, as precise as sums are and not as differences of rows."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import gpu_launch, plan
+from lightcake_fast.ops import context_layer
+from tests.support.comparison import TOLERANCES, assert_as_precise_as, assert_bitwise_equal, assert_close
+from tests.support.graphs import CONTEXTS, SCORES, layer_inputs, layer_results, random_rows
+
+GRAPHS = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # with cut rows
+SCALED = TOLERANCES[torch.float32].scaled
+DEVICES = {"triton": "cuda" if torch.cuda.is_available() else "cpu"}
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few triples make a hub, and a warp is wide, for the interpreter."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(gpu_launch, "warp_size", lambda: 256)
+    monkeypatch.setattr(plan, "GPU_ENTITY_CHUNK", 7)
+    monkeypatch.setattr(plan, "GPU_RELATION_CHUNK", (8, 16))
+
+
+def sums(
+    x: Tensor, y: Tensor, graph: ContextGraph, backend: str, mask: Tensor | None = None, **options: Any
+) -> dict[str, Tensor]:
+    found = layer_results(x, y, graph, backend=backend, residual=False, mask=mask, **options)
+    return {name: values.cpu() for name, values in found.items()}
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("backend", ["numba", "triton"])
+def test_sums_and_their_gradients_equal_the_reference(backend: str, score: str, context: str) -> None:
+    """Rows of a thousandth, whose products are far smaller: a difference of rows would lose three digits."""
+    device = DEVICES.get(backend, "cpu")
+    _, _, graph, mask = layer_inputs(GRAPHS[backend], 6, torch.float32, device)
+    x, y = (rows.to(device) for rows in random_rows(graph, 6, torch.float32, scale=1e-3))
+    for used in (None, mask) if backend == "numba" else (mask,):
+        wide = sums(x.double(), y.double(), graph, "reference", used, score=score, context=context)
+        low = sums(x, y, graph, "reference", used, score=score, context=context)
+        for name, actual in sums(x, y, graph, backend, used, score=score, context=context).items():
+            # a hub's gradient is a sum that cancels, the more without its own gradient to be added to
+            error = (low[name].double() - wide[name]).abs().max() / wide[name].abs().max().clamp(min=1e-30)
+            assert_close(actual, wide[name], name=name, slack=4.0 + 4.0 * error.item() / SCALED)
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("backend", ["numba", "reference", pytest.param("triton", marks=pytest.mark.full)])
+def test_float64_sums_are_what_rows_gain(backend: str, context: str) -> None:
+    x, y, graph, mask = layer_inputs("duplicates", 5, torch.float64, DEVICES.get(backend, "cpu"))
+    whole = layer_results(x, y, graph, backend=backend, context=context, mask=mask)
+    only = layer_results(x, y, graph, backend=backend, context=context, mask=mask, residual=False)
+    random = torch.Generator().manual_seed(2)  # as in layer_results
+    own = [torch.randn(t.shape, generator=random, dtype=torch.float64).to(t) for t in (x, y)]
+    for (name, rows), part in zip(whole.items(), (x, y, *own), strict=True):
+        assert_close(only[name], rows - part, name=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", ["numba", "triton"])
+def test_sums_of_16_bit_rows(backend: str, dtype: torch.dtype) -> None:
+    x, y, graph, mask = layer_inputs("duplicates", 16, dtype, DEVICES.get(backend, "cpu"))
+    exact = sums(x.double(), y.double(), graph, "reference", mask)
+    low = sums(x, y, graph, "reference", mask)
+    for name, actual in sums(x, y, graph, backend, mask).items():
+        assert actual.dtype == dtype
+        assert_as_precise_as(actual, low[name], exact[name], name=name)
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference", "triton"])
+def test_rows_without_a_live_triple_gain_nothing(backend: str) -> None:
+    device = DEVICES.get(backend, "cpu")
+    x, y, graph, _ = layer_inputs("duplicates", 4, torch.float32, device)
+    none = ContextGraph.from_triples(graph.triples[:0], graph.num_entities, graph.num_relations)
+    mask = torch.ones(graph.num_triples, dtype=torch.bool, device=device)
+    for used, left_out in ((graph, mask), (none, None)):
+        for name, values in sums(x, y, used, backend, left_out).items():
+            assert_bitwise_equal(values, torch.zeros_like(values), name=name)
+
+
+def test_gradients_of_sums_in_any_order_and_mode() -> None:
+    x, y, graph, mask = layer_inputs("duplicates", 4, torch.float64)
+    for backend in ("numba", "reference"):
+        for context in CONTEXTS:
+
+            def layer(x: Tensor, y: Tensor, options: Any = (backend, context)) -> tuple[Tensor, ...]:
+                backend, context = options
+                return context_layer(x, y, graph, mask=mask, residual=False, backend=backend, context=context)
+
+            assert torch.autograd.gradcheck(layer, (x.requires_grad_(), y.requires_grad_()))
+            if backend == "reference":
+                assert torch.autograd.gradgradcheck(layer, (x, y))
