@@ -13,7 +13,7 @@ from lightcake_fast.data import SPLITS, KnowledgeGraph
 
 TIES = ("realistic", "optimistic", "pessimistic", "index")
 PAIRS_PER_BLOCK = 4096
-SCORES_PER_BLOCK = 2**22  # of all entities: 16 MiB in float32
+SCORES_PER_BLOCK = 2**22  # numbers that a block is made of: 16 MiB in float32
 
 
 class NonFiniteScoresError(ArithmeticError):
@@ -206,6 +206,7 @@ def triple_ranks(
     known: KnownRelations,
     *,
     ties: str = "realistic",
+    entries: int = 1,
 ) -> Tensor:
     """Rank the relation of every triple, in blocks of pairs.
 
@@ -214,6 +215,7 @@ def triple_ranks(
         triples: int64 `[T, 3]`, the split to evaluate.
         known: The relations to filter by.
         ties: See `relation_ranks`.
+        entries: The numbers of which the scores of a pair are made; blocks take as many as are allowed.
 
     Returns:
         float64 `[T]` in CPU memory, ranks from 1.
@@ -222,7 +224,12 @@ def triple_ranks(
         NonFiniteScoresError: A score is NaN or infinite.
     """
     pairs = np.ascontiguousarray(triples[:, [0, 2]])
-    return _ranks(score, pairs, triples[:, 1], known, ties, PAIRS_PER_BLOCK)
+    return _ranks(score, pairs, triples[:, 1], known, ties, pairs_per_block(entries))
+
+
+def pairs_per_block(entries: int) -> int:
+    """How many pairs are scored at a time, if the scores of each are made of so many numbers."""
+    return max(1, min(PAIRS_PER_BLOCK, SCORES_PER_BLOCK // entries))
 
 
 def entity_ranks(

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models import blocks
 from lightcake_fast.models.draws import NumberedDraws, SequentialDraws
 from lightcake_fast.models.entity_scores import Questions, all_scores, ask, cross_entropy
 from lightcake_fast.models.evidence import Evidence, Weighed, evidence_of
@@ -223,39 +224,53 @@ class RelationModel(nn.Module):
         unknown = None
         if not self.training and self.unknown_head is not None and seen is not None:
             unknown = ~seen[pairs[:, 0]], ~seen[pairs[:, 1]]
-        return self.row_scores((rows, relations), evidence, unknown=unknown, generator=generator)
+        heads, tails = self._sides(rows, evidence, unknown, generator)
+        return self.pair_scores(heads, tails, relations, evidence and evidence.links)
 
-    def row_scores(
+    def relation_loss(
         self,
         refined: tuple[Tensor, Tensor],
+        targets: Tensor,
         evidence: Evidence | None = None,
         *,
-        unknown: tuple[Tensor, Tensor] | None = None,
         generator: Generator | None = None,
+        label_smoothing: float = 0.0,
     ) -> Tensor:
-        """``relation_scores`` of pairs whose rows are at hand.
+        """The mean cross-entropy of the relations of B pairs; memory as in ``pair_loss``.
 
         Args:
-            refined: the rows of B heads, then those of their tails (2B, d), and the relations.
+            refined: the rows of the heads, then those of the tails (2B, d), and the relations.
+            targets: int64 (B,), the relations.
             evidence: as in ``relation_scores``.
-            unknown: which heads and which tails are unknown, bool (B,) each; in training they are drawn.
             generator: as in ``relation_scores``.
-
-        Returns:
-            Scores (B, R).
+            label_smoothing: the share of a target's weight that goes to all relations alike.
 
         Raises:
             ValueError: as ``relation_scores``.
         """
+        heads, tails = self._sides(refined[0], evidence, None, generator)
+        links = evidence and evidence.links
+        return self.pair_loss(heads, tails, refined[1], links, targets, label_smoothing) / len(targets)
+
+    def _sides(
+        self,
+        rows: Tensor,
+        evidence: Evidence | None,
+        unknown: tuple[Tensor, Tensor] | None,
+        generator: Generator | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Heads and tails as they take part in scores, of their refined rows (2B, d).
+
+        ``unknown`` says which heads and which tails are, bool (B,) each; in training they are drawn.
+        """
         if evidence is None and (self.profile is not None or self.links is not None):
             raise ValueError("evidence: got None, wanted the pairs' evidence for the profile and links")
-        heads, tails = refined[0].chunk(2)
+        heads, tails = rows.chunk(2)
         if self.unknown_head is not None and self.training:
             unknown = self.unknowns(torch.rand(len(heads), generator=generator, device=heads.device))
         no_head, no_tail = unknown or (None, None)
         heads = self.rows_of("head", heads, no_head, evidence and evidence.head)
-        tails = self.rows_of("tail", tails, no_tail, evidence and evidence.tail)
-        return self.pair_scores(heads, tails, refined[1], evidence and evidence.links)
+        return heads, self.rows_of("tail", tails, no_tail, evidence and evidence.tail)
 
     def unknowns(self, draw: Tensor) -> tuple[Tensor, Tensor]:
         """Which heads and tails the learned vectors replace in training: bool (B,) each.
@@ -291,10 +306,48 @@ class RelationModel(nn.Module):
             relations: refined, in the shape of their table.
             links: the evidence, where the model has links.
         """
-        relations = relations[: self.num_relations]
+        return self._scores(heads, tails, relations[: self.num_relations], self._linked(links))
+
+    def pair_loss(
+        self,
+        heads: Tensor,
+        tails: Tensor,
+        relations: Tensor,
+        links: Weighed | None,
+        targets: Tensor,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """The sum of the cross-entropies of targets, int64 (B,); other arguments as in ``pair_scores``.
+
+        Scores of more than ``blocks.BLOCK`` numbers are made and differentiated in blocks of pairs.
+        """
+        linked_rows = self._linked(links)
+        split = [heads, tails, targets, *([] if linked_rows is None else [linked_rows])]
+
+        def loss(heads: Tensor, tails: Tensor, targets: Tensor, *others: Tensor) -> Tensor:
+            *linked, relations = others
+            scores = self._scores(heads, tails, relations, linked[0] if linked else None)
+            return functional.cross_entropy(scores, targets, reduction="sum", label_smoothing=label_smoothing)
+
+        relations, size = relations[: self.num_relations], blocks.block_size(self.entries)
+        if len(heads) <= size:
+            return loss(*split, relations)
+        return blocks.sum_over_blocks(loss, size, split, [relations], list(self.parameters()))
+
+    @property
+    def entries(self) -> int:
+        """The numbers of which the scores of one pair are made."""
+        return self.num_relations
+
+    def _linked(self, links: Weighed | None) -> Tensor | None:
+        """The rows (B, d) whose products with the relations' links add to the scores, if there are any."""
+        return None if self.links is None or links is None else self.links.of(links)
+
+    def _scores(self, heads: Tensor, tails: Tensor, relations: Tensor, linked: Tensor | None) -> Tensor:
+        """Scores (B, R), given the raw relations alone."""
         scores = self._score(heads, relations, tails)
-        if self.links is not None and links is not None:
-            scores = scores + self.links(links, relations)
+        if linked is not None:
+            scores = scores + linked @ relations.T
         return scores if self.relation_bias is None else scores + self.relation_bias
 
     def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
@@ -322,7 +375,7 @@ class RelationModel(nn.Module):
     ) -> Tensor:
         """The mean cross-entropy of answers, int64 (M,), to the questions numbered ``question``, int64 (M,).
 
-        Never holds more scores than ``entity_scores.KEPT``; other arguments as in ``entity_scores``.
+        Never holds more scores than ``blocks.KEPT``; other arguments as in ``entity_scores``.
         """
         return cross_entropy(self._asked(refined, questions), refined[0], answers, question, label_smoothing)
 

@@ -11,12 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.utils.checkpoint import checkpoint
 
+from lightcake_fast.models import blocks
 from lightcake_fast.scores import score_named
-
-BLOCK = 2**22  # numbers that a block of scores is made of, 16 MiB in float32
-KEPT = 2**25  # scores of a batch that are kept for the backward; more are computed again, a block at a time
 
 
 class Questions(Protocol):
@@ -122,10 +119,7 @@ class _Psi:
             scores = self.scores(block)
             return scores.logsumexp(1), scores.sum(1)
 
-        parts = [
-            checkpoint(summed, block, use_reentrant=False, preserve_rng_state=False)
-            for block in _blocks(self.entries, entities)
-        ]
+        parts = [blocks.computed_again(summed, block) for block in _blocks(self.entries, entities)]
         logs, sums = (torch.stack(values) for values in zip(*parts, strict=True))
         return logs.logsumexp(0), sums.sum(0)
 
@@ -139,7 +133,7 @@ class _LogSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, points: Tensor, entities: Tensor, distance: bool) -> tuple[Tensor, Tensor]:
-        keeps = len(points) * len(entities) <= KEPT
+        keeps = len(points) * len(entities) <= blocks.KEPT
         highest = points.new_full((len(points), 1), -torch.inf)
         total, sums = points.new_zeros(len(points), 1), points.new_zeros(len(points))
         buffer, kept = _buffer(points, entities), []
@@ -181,7 +175,7 @@ class _LogSums(torch.autograd.Function):
 
 def _buffer(points: Tensor, entities: Tensor) -> Tensor:
     """Room for the scores of a block."""
-    return points.new_empty(len(points) * min(len(entities), _block_size(len(points))))
+    return points.new_empty(len(points) * min(len(entities), blocks.block_size(len(points))))
 
 
 def _scored(points: Tensor, entities: Tensor, distance: bool, buffer: Tensor) -> Tensor:
@@ -249,7 +243,7 @@ def cross_entropy(
         label_smoothing: The share of an answer's weight that goes to all entities alike.
 
     Returns:
-        A scalar. For its gradient at most ``KEPT`` scores are kept.
+        A scalar. For its gradient at most ``blocks.KEPT`` scores are kept.
     """
     log_sums, sums = questions.log_sums(entities)
     given = questions.score_of(entities.index_select(0, answers), question)
@@ -260,9 +254,5 @@ def cross_entropy(
 
 
 def _blocks(entries: int, entities: Tensor) -> Iterator[Tensor]:
-    """The rows of the entities, so many at a time that their scores take at most ``BLOCK`` numbers."""
-    yield from torch.split(entities, _block_size(entries))
-
-
-def _block_size(entries: int) -> int:
-    return max(1, BLOCK // max(1, entries))
+    """The rows of the entities, so many at a time that their scores take at most ``blocks.BLOCK`` numbers."""
+    yield from torch.split(entities, blocks.block_size(entries))

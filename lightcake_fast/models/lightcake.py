@@ -181,6 +181,11 @@ class LightCAKE(RelationModel):
             x = functional.embedding(rows, x)
         return x, of_modulus_one(y) if self.angles else y
 
+    @property
+    def entries(self) -> int:
+        """See ``RelationModel``."""
+        return self.num_relations * (1 if self.score in BUILT_IN else self.entities.shape[1])
+
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         if self.score in BUILT_IN:
             return SCORERS[self.score](heads, relations, tails)

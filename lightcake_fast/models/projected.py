@@ -68,6 +68,11 @@ class TransR(RelationModel):
         identity = torch.eye(self.entities.shape[1], dtype=self.entities.dtype, device=self.entities.device)
         self.projections = nn.Parameter(identity.repeat(num_relations, 1, 1))
 
+    @property
+    def entries(self) -> int:
+        """See ``RelationModel``."""
+        return self.relations.numel()
+
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         projected = torch.einsum("bd,rde->bre", tails - heads, self.projections)
         return negative_length((projected - relations).square().sum(2))

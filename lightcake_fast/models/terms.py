@@ -65,6 +65,6 @@ class Links(nn.Module):
         super().__init__()
         self.of_link = xavier(2 * num_relations, dim, generator=generator, dtype=dtype)
 
-    def forward(self, links: Weighed, relations: Tensor) -> Tensor:
-        """What is added to the scores (B, R) of the relations (R, d)."""
-        return links.times(self.of_link) @ relations.T
+    def of(self, links: Weighed) -> Tensor:
+        """The rows l W of B pairs, (B, d)."""
+        return links.times(self.of_link)

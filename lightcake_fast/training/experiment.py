@@ -197,7 +197,13 @@ class Experiment:
                 self._known_entities,
                 ties=ties,
             )
-        return triple_ranks(lambda pairs: self.scores(tables, pairs), triples, self._known, ties=ties)
+        return triple_ranks(
+            lambda pairs: self.scores(tables, pairs),
+            triples,
+            self._known,
+            ties=ties,
+            entries=self.model.entries,
+        )
 
     def evaluate(self, split: str) -> Evaluation:
         """The metrics of a split (see `ranks`)."""

@@ -15,16 +15,16 @@ from torch.nn import functional
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.metrics import (
-    PAIRS_PER_BLOCK,
     Evaluation,
     KnownRelations,
     NonFiniteScoresError,
     RankMetrics,
+    pairs_per_block,
     relation_ranks,
 )
 from lightcake_fast.models import MODELS, RelationModel
 from lightcake_fast.models.draws import NumberedDraws
-from lightcake_fast.models.evidence import evidence_of
+from lightcake_fast.models.evidence import Weighed, evidence_of
 from lightcake_fast.sharding.data import ShardData, read_index, read_share
 from lightcake_fast.sharding.layer import Shard, exchanged
 from lightcake_fast.sharding.partition import owners
@@ -168,8 +168,9 @@ class ShardedExperiment:
         tables = self.model.refine_shard(self.shard, None, None, self.config.backend)
         held, count = self.data.splits[split], self.data.counts[split]
         found = torch.zeros(count, 2, dtype=torch.float64)  # ranks, and whether both ends were seen
-        for start in range(0, count, PAIRS_PER_BLOCK):
-            numbers = np.arange(start, min(start + PAIRS_PER_BLOCK, count))
+        block = pairs_per_block(self.model.entries)
+        for start in range(0, count, block):
+            numbers = np.arange(start, min(start + block, count))
             places, scores, seen = self.scores(tables, held, held.places(numbers))
             triples = held.triples[places]
             rows, others = (torch.from_numpy(ids).to(self.device) for ids in self._known(triples[:, ::2]))
@@ -185,11 +186,7 @@ class ShardedExperiment:
         return Evaluation(all=RankMetrics.from_ranks(ranks), seen=RankMetrics.from_ranks(ranks[seen > 0]))
 
     def scores(
-        self,
-        tables: tuple[Tensor, Tensor],
-        held: HeldTriples,
-        places: Ids,
-        draws: NumberedDraws | None = None,
+        self, tables: tuple[Tensor, Tensor], held: HeldTriples, places: Ids
     ) -> tuple[Ids, Tensor, Tensor]:
         """Score the relations of held triples where their heads live.
 
@@ -197,15 +194,37 @@ class ShardedExperiment:
             tables: Refined own rows and relations.
             held: Triples of a split.
             places: Those to score: on all ranks the same triples, in one order.
-            draws: In training, of the triples that are replaced by unknown ones; None in evaluation.
 
         Returns:
             The places of the triples whose head is own; their scores `(A, R)`; bool `(A,)`, whether both ends
             have a training triple.
         """
+        mine, heads, tails, links, seen = self._met(tables[0], held, places, None)
+        return mine, self.model.pair_scores(heads, tails, tables[1], links), seen
+
+    def loss(
+        self,
+        tables: tuple[Tensor, Tensor],
+        held: HeldTriples,
+        places: Ids,
+        draws: NumberedDraws,
+        label_smoothing: float,
+    ) -> Tensor:
+        """The sum of the losses of those training triples whose head is own.
+
+        Arguments as in `scores`; `draws` says which triples are replaced by unknown ones.
+        """
+        mine, heads, tails, links, _ = self._met(tables[0], held, places, draws)
+        targets = torch.from_numpy(held.triples[mine, 1]).to(self.device)
+        return self.model.pair_loss(heads, tails, tables[1], links, targets, label_smoothing)
+
+    def _met(
+        self, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None
+    ) -> tuple[Ids, Tensor, Tensor, Weighed | None, Tensor]:
+        """Of triples whose head is own: places, rows of head and tail, links, and whether both were seen."""
         meeting = Meeting.of(held, places, self.data.layout)
-        heads, no_head, head_evidence = self._side("head", tables[0], held, meeting.heads, draws)
-        tails, no_tail, tail_evidence = self._side("tail", tables[0], held, meeting.tails, draws)
+        heads, no_head, head_evidence = self._side("head", entities, held, meeting.heads, draws)
+        tails, no_tail, tail_evidence = self._side("tail", entities, held, meeting.tails, draws)
         tails = self.model.rows_of("tail", tails, no_tail, tail_evidence)
         known = torch.ones_like(no_tail) if draws else ~no_tail
         order = torch.from_numpy(meeting.order).to(self.device)
@@ -216,7 +235,7 @@ class ShardedExperiment:
         if self.model.links is not None:
             pairs, targets = self._pairs(held, meeting.heads, draws is not None)
             links = evidence_of(self.shard.graph).of_links(pairs, heads.dtype, targets)
-        return meeting.heads, self.model.pair_scores(heads, tails, tables[1], links), known & ~no_head
+        return meeting.heads, heads, tails, links, known & ~no_head
 
     def _side(
         self, side: str, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None
@@ -299,12 +318,7 @@ class ShardedStep(TrainingStep):
         if self._mask_targets:
             mask = self._mask.zero_().index_fill_(0, torch.from_numpy(places).to(one.device), True)
         tables = self._model.refine_shard(one.shard, mask, self._draws, self._backend)
-        mine, scores, _ = one.scores(tables, held, places, self._draws)
-        targets = torch.from_numpy(held.triples[mine, 1]).to(one.device)
-        total = functional.cross_entropy(
-            scores, targets, reduction="sum", label_smoothing=self._label_smoothing
-        )
-        return total / len(batch)
+        return one.loss(tables, held, places, self._draws, self._label_smoothing) / len(batch)
 
     def _add_shares(self) -> None:
         """Give the weights that all ranks have the sum of the ranks' gradients, in one message."""

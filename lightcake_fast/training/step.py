@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RelationModel
@@ -68,8 +67,9 @@ class TrainingStep:
         pairs, targets = triples[:, ::2], triples[:, 1]
         refined = self._refined(batch, pairs.T.reshape(-1))
         evidence = self._model.evidence(self._graph, pairs, targets)
-        scores = self._model.row_scores(refined, evidence, generator=self._generator)
-        return functional.cross_entropy(scores, targets, label_smoothing=self._label_smoothing)
+        return self._model.relation_loss(
+            refined, targets, evidence, generator=self._generator, label_smoothing=self._label_smoothing
+        )
 
     def _refined(self, triples: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The tables without these triples, int64 numbers, in the context, if they are to be masked.

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransH, entity_scores
+from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransH, blocks
 from lightcake_fast.models.entity_scores import ask, cross_entropy
 from lightcake_fast.models.scorers import of_modulus_one
 from lightcake_fast.scores import BUILT_IN, Score, register_score
@@ -41,7 +41,7 @@ def one_by_one(model: RelationModel, tables: tuple[Tensor, Tensor], questions: T
 @pytest.mark.parametrize("score", PLAIN)
 @pytest.mark.parametrize("block", [1, 40, 2**22])
 def test_all_entities_score_as_their_triples(score: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entity_scores, "BLOCK", block)
+    monkeypatch.setattr(blocks, "BLOCK", block)
     model = plain_model(score)
     tables = model.inputs(GRAPH)
     found = model.entity_scores(tables, QUESTIONS)
@@ -65,8 +65,8 @@ def test_a_context_model_scores_refined_rows(score: str) -> None:
 def test_the_loss_and_its_gradient_are_those_of_all_scores_at_once(
     score: str, block: int, kept: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entity_scores, "BLOCK", block)
-    monkeypatch.setattr(entity_scores, "KEPT", kept)
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    monkeypatch.setattr(blocks, "KEPT", kept)
     model = plain_model(score)
     question, answers = torch.tensor([0, 1, 1, 2, 4, 3]), torch.tensor([1, 3, 8, 22, 0, 8])
     tables = model.entities, model.relations
@@ -83,8 +83,8 @@ def test_the_loss_and_its_gradient_are_those_of_all_scores_at_once(
 
 @pytest.mark.parametrize("score", PLAIN)
 def test_no_block_is_larger_than_told(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entity_scores, "BLOCK", 40)
-    monkeypatch.setattr(entity_scores, "KEPT", 0)
+    monkeypatch.setattr(blocks, "BLOCK", 40)
+    monkeypatch.setattr(blocks, "KEPT", 0)
     model = plain_model(score)
     entities, relations = (table.detach() for table in model.inputs(GRAPH))
     questions = ask(score, entities[:5], relations[:5], entities)
@@ -113,7 +113,7 @@ def test_a_score_of_ones_own_asks_triple_by_triple(registry: None, monkeypatch: 
     tables = model.entities, model.relations
     wanted = one_by_one(model, tables, QUESTIONS)
     assert_close(model.entity_scores(tables, QUESTIONS), wanted, slack=10)
-    monkeypatch.setattr(entity_scores, "BLOCK", 5 * D * 4)  # four entities
+    monkeypatch.setattr(blocks, "BLOCK", 5 * D * 4)  # four entities
     answers, question = torch.tensor([3, 9]), torch.tensor([1, 4])
     loss = model.entity_loss(tables, QUESTIONS, answers, question, 0.1)
     expected = functional.cross_entropy(wanted[question], answers, label_smoothing=0.1)

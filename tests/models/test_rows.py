@@ -1,13 +1,16 @@
-"""The rows that a batch reads, and its loss, without what only other rows need."""
+"""The rows that a batch reads without what only other rows need, and its loss in blocks of pairs."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from lightcake_fast import metrics
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import MODELS, RelationModel
+from lightcake_fast.models import MODELS, RelationModel, blocks
 from tests.support.comparison import assert_close
 from tests.support.graphs import CONTEXTS, QUICK_SCORES, layer_inputs
 
@@ -17,6 +20,7 @@ D = 6
 def made(name: str, graph: ContextGraph, **options: Any) -> RelationModel:
     """A small model in float64 with random values in every parameter."""
     generator = torch.Generator().manual_seed(0)
+    options = ({"layers": 1} if "layers" in MODELS[name].arguments else {}) | options
     model = MODELS[name].make(graph.num_entities, graph.num_relations, dim=D, **options).double()
     with torch.no_grad():
         for weight in model.parameters():
@@ -63,3 +67,82 @@ def test_every_model_gives_some_rows(name: str) -> None:
     layers = [{"layers": layers} for layers in (0, 1) if layers or name == "lightcake"]
     for options in layers if "layers" in MODELS[name].arguments else [{}]:
         assert_same_rows(made(name, graph, **options), graph, mask, torch.tensor([3, 0, 3]))
+
+
+def pair_losses(
+    name: str, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Loss and gradients of a model with every term: in blocks of five pairs, and from all scores."""
+    _, _, graph, _ = layer_inputs("duplicates", 1, torch.float64)
+    model = made(name, graph, profile="score", links=True, relation_bias=True, unseen_rate=0.3)
+    pairs, targets = graph.triples[:, ::2], graph.triples[:, 1]
+    rows, evidence = pairs.T.reshape(-1), model.evidence(graph, pairs, targets)
+    draws = [torch.Generator().manual_seed(3) for _ in range(2)]
+
+    def with_gradients(loss: Tensor) -> dict[str, Tensor]:
+        weights = dict(model.named_parameters())
+        found = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
+        return {"loss": loss, **dict(zip(weights, found, strict=True))}
+
+    scores = model.relation_scores(
+        model.refine(graph, backend="reference"), pairs, evidence, generator=draws[0]
+    )
+    whole = with_gradients(functional.cross_entropy(scores, targets, label_smoothing=smoothing))
+    monkeypatch.setattr(blocks, "BLOCK", 5 * model.entries)  # seven blocks, the last of four pairs
+    loss = model.relation_loss(
+        model.refine(graph, backend="reference", rows=rows),
+        targets,
+        evidence,
+        generator=draws[1],
+        label_smoothing=smoothing,
+    )
+    return with_gradients(loss), whole
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_in_blocks_of_pairs_is_that_of_all_scores(
+    name: str, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actual, expected = pair_losses(name, smoothing, monkeypatch)
+    for each, wanted in expected.items():
+        assert_close(actual[each], wanted, name=each, slack=10)
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The numbers of the largest tensor that any operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for each in made if isinstance(made, (tuple, list)) else [made]:
+            self.numbers = max(self.numbers, each.numel() if isinstance(each, Tensor) else 0)
+        return made
+
+
+@pytest.mark.parametrize("name", ["distmult", "transe", "transh", "transr"])
+def test_no_tensor_of_the_loss_has_more_numbers_than_a_block(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, relations = 600, 50
+    model = made(name, ContextGraph.from_triples([[0, 0, 0]], 5, relations), relation_bias=True)
+    rows, targets = torch.randn(2 * pairs, D, dtype=torch.float64), torch.arange(pairs) % relations
+
+    def largest() -> int:
+        with Largest() as seen:
+            loss = model.relation_loss((rows, model.relations), targets)
+            torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        return int(seen.numbers)
+
+    assert largest() >= pairs * model.entries
+    monkeypatch.setattr(blocks, "BLOCK", 8000)  # more than rows and weights have, less than the scores
+    assert largest() == 8000 // model.entries * model.entries
+
+
+def test_evaluation_takes_the_pairs_that_fit_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert metrics.pairs_per_block(237) == metrics.PAIRS_PER_BLOCK
+    monkeypatch.setattr(metrics, "SCORES_PER_BLOCK", 100)
+    assert [metrics.pairs_per_block(entries) for entries in (7, 100, 101)] == [14, 1, 1]
