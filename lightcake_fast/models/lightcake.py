@@ -13,6 +13,7 @@ from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.scorers import SCORERS, of_modulus_one
 from lightcake_fast.models.weights import check_at_least, check_choice
 from lightcake_fast.ops import CONTEXTS, context_layer
+from lightcake_fast.rows import context_rows
 from lightcake_fast.scores import BUILT_IN, score_named
 from lightcake_fast.sharding.layer import Shard, sharded_layer
 
@@ -132,9 +133,24 @@ class LightCAKE(RelationModel):
     ) -> tuple[Tensor, Tensor]:
         if not self.layers:
             return functional.embedding(rows, entities), relations
-        for layer in range(self.layers - 1):
+        last = self.layers - 1
+        for layer in range(last):
             entities, relations = self.layer(layer, entities, relations, graph, mask, backend)
-        return self.layer(self.layers - 1, entities, relations, graph, mask, backend, rows)
+        x = None
+        if self.context == "entity":
+            options: dict[str, Any] = {"mask": mask, "residual": not self.mixes, "backend": backend}
+            x = context_rows(entities, relations, graph, rows, score=self.score, **options)
+        if x is not None:
+            y = relations
+        elif len(rows) < len(entities):
+            x, y = self._context(entities, relations, graph, mask, backend)
+            x = functional.embedding(rows, x)
+        else:  # fewer rows are mixed
+            x, y = self.layer(last, entities, relations, graph, mask, backend)
+            return functional.embedding(rows, x), y
+        if self.mixes:
+            entities = functional.embedding(rows, entities)
+        return self._mixed(last, entities, relations, x, y)
 
     def refine_shard(
         self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str
@@ -153,32 +169,46 @@ class LightCAKE(RelationModel):
         graph: ContextGraph | Shard,
         mask: Tensor | None = None,
         backend: str = "auto",
-        rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The rows that layer 0, 1, ... makes of those it is given; arguments as in ``context_layer``.
 
-        Of a shard, own rows and all relations are given, and all ranks must call. ``rows`` are the entities
-        whose new rows are wanted, as in ``refine``.
+        Of a shard, own rows and all relations are given, and all ranks must call.
         """
-        mixed = self.entity_mixing is not None or self.relation_mixing is not None
+        x, y = self._context(entities, relations, graph, mask, backend)
+        return self._mixed(number, entities, relations, x, y)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether layers have matrices."""
+        return self.entity_mixing is not None or self.relation_mixing is not None
+
+    def _context(
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph | Shard,
+        mask: Tensor | None,
+        backend: str,
+    ) -> tuple[Tensor, Tensor]:
+        """New rows, or, if they are to be mixed, the context sums alone."""
         options: dict[str, Any] = {
             "score": self.score,
             "context": self.context,
             "mask": mask,
-            "residual": not mixed,
+            "residual": not self.mixes,
             "backend": backend,
         }
         if isinstance(graph, Shard):
-            x, y = sharded_layer(entities, relations, graph, **options)
-        else:
-            x, y = context_layer(entities, relations, graph, **options)
-        if mixed and rows is not None and len(rows) < len(x):  # fewer rows are mixed
-            entities, x, rows = functional.embedding(rows, entities), functional.embedding(rows, x), None
-        if mixed:
-            x = _mixed(entities, x, self.entity_mixing, number)
-            y = _mixed(relations, y, self.relation_mixing, number)
-        if rows is not None:
-            x = functional.embedding(rows, x)
+            return sharded_layer(entities, relations, graph, **options)
+        return context_layer(entities, relations, graph, **options)
+
+    def _mixed(
+        self, number: int, entities: Tensor, relations: Tensor, x: Tensor, y: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """New rows of a layer, from its rows and what ``_context`` made of them."""
+        if self.mixes:
+            x = _plus_mixed(entities, x, self.entity_mixing, number)
+            y = _plus_mixed(relations, y, self.relation_mixing, number)
         return x, of_modulus_one(y) if self.angles else y
 
     @property
@@ -193,6 +223,6 @@ class LightCAKE(RelationModel):
         return score_named(self.score).psi(heads[:, None], relations, tails[:, None])
 
 
-def _mixed(rows: Tensor, sums: Tensor, matrices: Tensor | None, number: int) -> Tensor:
+def _plus_mixed(rows: Tensor, sums: Tensor, matrices: Tensor | None, number: int) -> Tensor:
     """Rows plus their context sums times a layer's matrix; those that have none get no context."""
     return rows if matrices is None else torch.addmm(rows, sums, matrices[number])

@@ -23,6 +23,7 @@ MODULES = {
 }
 OPERATORS = (
     "lightcake_fast.ops",
+    "lightcake_fast.rows",
     "lightcake_fast.segments",
     "lightcake_fast.scores",
     "lightcake_fast.sharding.operator",
@@ -44,6 +45,7 @@ LAYERS = {
     "lightcake_fast.ops": 1,
     "lightcake_fast.segments": 1,
     "lightcake_fast.graph": 2,
+    "lightcake_fast.rows": 2,
     "lightcake_fast.data": 2,
     "lightcake_fast.metrics": 2,
     "lightcake_fast.models": 2,

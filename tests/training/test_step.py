@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lightcake_fast import rows
 from lightcake_fast.data import KnowledgeGraph, family
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
@@ -17,7 +18,7 @@ from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.runtime import device_name, epoch_order, mixed_seed, resolve_device
 from lightcake_fast.training.step import TrainingStep
-from tests.support.comparison import assert_close
+from tests.support.comparison import assert_bitwise_equal, assert_close
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,27 @@ def test_a_step_descends_the_loss_of_its_batch(data: KnowledgeGraph, mask_target
         assert wanted is not None
         assert_close(weight.grad, wanted, name=name)
     assert_close(step.loss_sum, 4 * loss.detach().double(), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("mixing", [False, True])
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+def test_a_last_layer_of_the_batch_s_rows_has_the_same_loss(
+    data: KnowledgeGraph, backend: str, mixing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms: dict[str, Any] = {"profile": "both", "links": True, "mixing": mixing}
+    batch, found = torch.tensor([3, 0, 17, 41]), []
+    for share in (0.0, 1.0):  # the whole layer, and the rows alone
+        monkeypatch.setattr(rows, "LARGEST_SHARE", share)
+        model, _, step = build(data, context="entity", layers=2, backend=backend, **terms)
+        step(batch)
+        found.append((step.loss_sum, {name: w.grad for name, w in model.named_parameters()}))
+    (loss, gradients), (expected, wanted) = found[1], found[0]
+    assert_bitwise_equal(loss, expected)
+    for name, gradient in wanted.items():
+        assert gradient is not None
+        actual = gradients[name]
+        assert actual is not None
+        assert_close(actual, gradient, name=name, slack=10)
 
 
 def test_the_mask_follows_the_batch(data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,83 @@
+"""Rows of some entities alone: the bits of the whole layer, and its gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast import rows as rows_module
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.ops import context_layer
+from lightcake_fast.rows import context_rows
+from tests.support.comparison import assert_bitwise_equal, assert_close
+from tests.support.graphs import CPU_GRAPHS, SCORES, layer_inputs
+
+D = 6
+
+
+@pytest.fixture(autouse=True)
+def of_any_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "LARGEST_SHARE", 1)
+
+
+def results(
+    x: Tensor, y: Tensor, graph: ContextGraph, rows: Tensor, whole: bool, **options: Any
+) -> list[Tensor]:
+    """New rows and the gradients of both tables."""
+    tables = x.clone().requires_grad_(), y.clone().requires_grad_()
+    if whole:
+        new = context_layer(*tables, graph, context="entity", **options)[0].index_select(0, rows)
+    else:
+        found = context_rows(*tables, graph, rows, **options)
+        assert found is not None
+        new = found
+    g = torch.arange(new.numel(), dtype=new.dtype).sin().view_as(new)
+    return [new, *torch.autograd.grad((g * new).sum(), tables)]
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", CPU_GRAPHS)
+def test_some_rows_have_the_bits_of_all(name: str, score: str, backend: str) -> None:
+    for dtype in (torch.float64, torch.float32):
+        x, y, graph, masked = layer_inputs(name, D, dtype)
+        # a hub, an entity twice, the last one, and some between
+        rows = torch.cat([torch.tensor([0, 3, 3, graph.num_entities - 1]), torch.arange(2, 8, 3)])
+        for mask in (None, masked):
+            for residual in (True, False):
+                options: dict[str, Any] = {
+                    "score": score,
+                    "mask": mask,
+                    "residual": residual,
+                    "backend": backend,
+                }
+                actual = results(x, y, graph, rows, False, **options)
+                expected = results(x, y, graph, rows, True, **options)
+                assert_bitwise_equal(actual[0], expected[0])
+                for which, got, wanted in zip(
+                    ("entities", "relations"), actual[1:], expected[1:], strict=True
+                ):
+                    assert_close(got, wanted, name=which)
+
+
+def test_rows_that_nothing_is_read_for() -> None:
+    x, y, graph, _ = layer_inputs("degrees", D, torch.float64)
+    lonely = torch.tensor([0, 0])  # relation and entity 0 have no triple
+    for rows in (lonely, lonely[:0]):
+        found = context_rows(x, y, graph, rows)
+        assert found is not None
+        assert_bitwise_equal(found, x[rows])
+
+
+def test_rows_that_read_much_are_left_to_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, graph, _ = layer_inputs("hubs", D, torch.float64)
+    monkeypatch.setattr(rows_module, "LARGEST_SHARE", 0.4)
+    assert context_rows(x, y, graph, torch.tensor([0])) is not None  # a fourth of the context triples
+    assert context_rows(x, y, graph, torch.tensor([0, 1])) is None
+
+
+def test_tables_of_16_bits_are_refused() -> None:
+    x, y, graph, _ = layer_inputs("degrees", D, torch.float64)
+    with pytest.raises(ValueError, match=r"wanted both torch\.float32"):
+        context_rows(x.bfloat16(), y.bfloat16(), graph, torch.tensor([1]))
