@@ -20,6 +20,9 @@ LONGEST_TASK = TASK_COST + ENTITY_CHUNK  # context triples of a task, at most
 
 GPU_RELATION_CHUNKS = 4096  # programs that a card's latency asks for, where the graph has triples enough
 GPU_RELATION_CHUNK = (32, 256)  # raw triples of a chunk: shortest and longest
+GPU_WAVE = (
+    132 * 8
+)  # relation programs at once on an H100: so many multiprocessors, so many of their warps on each
 GPU_ENTITY_CHUNK = 32  # context triples: a program takes them one at a time, several chunks side by side
 GPU_SIDE_BY_SIDE = 16  # chunks that share a program, at most: so many have one kind
 GPU_NO_CHUNK = -2  # the part that marks an empty place among them
@@ -125,10 +128,7 @@ def build_gpu_plan(triples: Ids, num_entities: int, num_relations: int) -> GpuPl
     place[orders.context_record] = np.arange(2 * count, dtype=np.int32)
     inverse = np.where(relation < num_relations, relation + num_relations, relation - num_relations)
 
-    shortest, longest = GPU_RELATION_CHUNK
-    size = min(max(count // GPU_RELATION_CHUNKS, shortest), longest)
-    size = 1 << (size.bit_length() - 1)
-    _, bounds, row = cut_rows(orders.relation_degree, size)
+    _, bounds, row = cut_rows(orders.relation_degree, gpu_relation_chunk(orders.relation_degree))
     chunk = np.stack([bounds[:-1], bounds[1:], row], 1)[np.diff(bounds) > 0]
     chunk = np.concatenate([chunk, np.arange(len(chunk))[:, None]], 1)
     parts = np.bincount(chunk[:, 2], minlength=num_relations)
@@ -152,6 +152,22 @@ def build_gpu_plan(triples: Ids, num_entities: int, num_relations: int) -> GpuPl
         merge_part=_ids(np.concatenate([[0], np.cumsum(parts)])),
         part_row=_ids(np.repeat(np.arange(len(parts)), parts)),
     )
+
+
+def gpu_relation_chunk(degree: Array) -> int:
+    """Raw triples of a relation's chunk on a GPU, so that its programs fill their last wave too.
+
+    Of three lengths, the one with the least time where a card runs whole waves of programs, each of them as
+    long as its triples.
+    """
+    shortest, longest = GPU_RELATION_CHUNK
+    size = min(max(int(degree.sum()) // GPU_RELATION_CHUNKS, shortest), longest)
+    size = 1 << (size.bit_length() - 1)
+
+    def waves(chunk: int) -> int:
+        return -(-int((-(-degree // chunk)).sum()) // GPU_WAVE)
+
+    return min((min(size * quarters // 4, longest) for quarters in (4, 5, 6)), key=lambda c: waves(c) * c)
 
 
 def sort_triples(triples: Ids, num_entities: int, num_relations: int) -> Orders:

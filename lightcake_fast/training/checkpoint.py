@@ -16,7 +16,7 @@ from torch import Tensor
 from lightcake_fast import __version__
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json, replace_tensors
-from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.config import TrainingConfig, complete
 
 FORMAT = 1
 NOTES = "lightcake_fast"  # key in the header of the file
@@ -111,11 +111,10 @@ def _check_identity(path: Path, notes: Mapping[str, Any], config: TrainingConfig
             f"{path}: made from another data set (fingerprint {notes['fingerprint'][:12]}) than "
             f"the one given now ({fingerprint[:12]})"
         )
+    made = complete(notes["config"])
     for name, wanted in config.fixed().items():
-        if notes["config"].get(name) != wanted:
-            raise InputError(
-                f"{path}: made with {name} {notes['config'].get(name)!r}, the run's is {wanted!r}"
-            )
+        if made.get(name) != wanted:
+            raise InputError(f"{path}: made with {name} {made.get(name)!r}, the run's is {wanted!r}")
 
 
 def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -328,9 +328,11 @@ class TrainingConfig:
             raise InputError(
                 f"got a JSON {type(values).__name__}, wanted an object with a field for each flag"
             )
-        saved = {field.name: field.default for field, flag, _ in fields() if flag.saved}
-        wanted = {name for name, default in saved.items() if default is MISSING}
-        for problem, names in (("unknown", values.keys() - saved), ("missing", wanted - values.keys())):
+        saved = {field.name for field, flag, _ in fields() if flag.saved}
+        for problem, names in (
+            ("unknown", values.keys() - saved),
+            ("missing", saved - complete(values).keys()),
+        ):
             if names:
                 raise InputError(f"{problem} fields: {', '.join(sorted(names))}")
         return cls(**values)
@@ -372,6 +374,11 @@ def fields() -> Iterator[tuple["dataclasses.Field[Any]", Flag, str]]:
     for field in dataclasses.fields(TrainingConfig):
         kind = next(iter(typing.get_args(hints[field.name])), hints[field.name])
         yield field, field.metadata["flag"], kind.__name__
+
+
+def complete(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that were saved, and those that came later at their default."""
+    return {f.name: f.default for f, _, _ in fields() if f.default is not MISSING} | dict(saved)
 
 
 def dataset_key(dataset: str) -> str | None:

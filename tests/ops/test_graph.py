@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan as plans
-from lightcake_fast.kernels.plan import ENTITY_CHUNK, LONGEST_TASK, RELATION_CHUNK, TASK_COST, Plan
+from lightcake_fast.kernels.plan import (
+    ENTITY_CHUNK,
+    LONGEST_TASK,
+    RELATION_CHUNK,
+    TASK_COST,
+    Plan,
+    gpu_relation_chunk,
+)
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_bitwise_equal
 from tests.support.graphs import CPU_GRAPHS, layer_inputs
@@ -300,3 +307,18 @@ def test_the_callers_triples_may_change_afterwards() -> None:
     graph = ContextGraph.from_triples(triples, 4, 1)
     triples[0, 0] = 3
     assert graph.triples[0, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("triples", "chunk"),
+    [
+        (8 * 1056, 32),  # one wave anyway
+        (32 * 1056, 32),  # one full wave
+        (36_000, 40),  # of 32, a second wave for seven in a hundred of them
+        (32 * 2 * 1056, 32),
+        (150_000, 48),  # three waves instead of five
+        (10**7, 256),
+    ],
+)
+def test_relation_programs_fill_their_waves(triples: int, chunk: int) -> None:
+    assert gpu_relation_chunk(np.array([triples])) == chunk

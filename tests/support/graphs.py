@@ -1,7 +1,6 @@
 """Graphs that try every cut of the passes, rows for them, and what a layer makes of both."""
 
 import itertools
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,20 +132,18 @@ def layer_results(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> 
     }
 
 
-def pairwise(grid: Mapping[str, Sequence[Any]], times: int = 1) -> list[dict[str, Any]]:
-    """Few combinations of a grid's values, in which any two values of two keys meet so many times."""
-    missing = Counter(
-        {
-            frozenset([(a, x), (b, y)]): times
-            for a, b in itertools.combinations(grid, 2)
-            for x in grid[a]
-            for y in grid[b]
-        }
-    )
+def pairwise(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Few combinations of a grid's values, in which any two values of two keys meet."""
+    missing = {
+        frozenset([(a, x), (b, y)])
+        for a, b in itertools.combinations(grid, 2)
+        for x in grid[a]
+        for y in grid[b]
+    }
     rest = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     cases = []
     while missing:
-        pairs = [Counter(map(frozenset, itertools.combinations(case.items(), 2))) for case in rest]
+        pairs = [set(map(frozenset, itertools.combinations(case.items(), 2))) for case in rest]
         best = max(range(len(rest)), key=lambda n: len(missing & pairs[n]))
         missing -= pairs[best]
         cases.append(rest.pop(best))

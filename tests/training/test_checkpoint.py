@@ -15,6 +15,7 @@ from lightcake_fast.files import replace_text
 from lightcake_fast.metrics import RankMetrics
 from lightcake_fast.training import checkpoint
 from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
+from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.run_folder import Position, RunFolder
 from tests.support.comparison import assert_bitwise_equal
@@ -138,6 +139,19 @@ def test_what_belongs_to_another_run_is_refused(
     save(tmp_path / "x")
     with pytest.raises(InputError, match=message):
         load(tmp_path / "x", **changes)
+
+
+def test_a_setting_that_came_later_was_at_its_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = resolve({"dim": 4, "model": "compgcn"}).fixed()
+    del before["composition"]
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingConfig, "fixed", lambda _: before)
+        save(tmp_path / "x")
+    load(tmp_path / "x", model="compgcn")
+    with pytest.raises(InputError, match="made with composition 'mult', the run's is 'sub'"):
+        load(tmp_path / "x", model="compgcn", composition="sub")
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

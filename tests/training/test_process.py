@@ -59,6 +59,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.full  # in the quick run, signals come in this process: test_resume.py
 def test_sigint_and_sigterm_save_first(unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = [*LONG, "--out", str(folder)]

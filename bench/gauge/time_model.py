@@ -1,0 +1,150 @@
+"""What a layer's passes may take on a card, by a model: ``python -m bench.gauge.time_model``.
+
+Each of five limits gives a time: issuing instructions, reading rows from L1, from L2 and from memory, and
+waiting for memory where too few warps are there to wait at once. The longest of them binds. It is a model of
+counts from compiled code and of a card's published rates, in which nothing was timed: caches are taken to
+hold what fits, and rates to be reached. The merges, which move under a tenth of the bytes, are left out.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.gauge.kernel_cost import KernelCost, layer_cost
+from lightcake_fast.cli import ArgumentParser, run
+from lightcake_fast.data import load_dataset
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels.plan import GPU_NO_CHUNK
+from lightcake_fast.kernels.scores import SCORES
+
+DATASETS = ("ddb14", "wn18rr", "nell995", "fb15k-237")
+LANES = 32
+LOAD_BYTES = 16  # of a row that a lane loads at once
+# Rows of entities that a pass gathers for a context triple; rows of relations come from L1.
+ENTITY_ROWS = {
+    "gpu_forward.relation_pass": 1,
+    "gpu_forward.entity_pass": 1,
+    "gpu_backward.relation_pass": 2,
+    "gpu_backward.entity_pass": 2,
+}
+
+
+@dataclass(frozen=True)
+class Card:
+    """Published rates of a card, and what microbenchmarks in the literature found of its caches.
+
+    Source: data sheet of the H100 SXM5 (HBM3 3.35 TB/s, L2 50 MB, 132 multiprocessors), its clock under load.
+    """
+
+    target: str = "sm_90"
+    multiprocessors: int = 132
+    clock: float = 1.755e9  # Hz
+    issued: int = 4  # warp instructions a clock and multiprocessor
+    registers: int = 65536  # of a multiprocessor
+    warps: int = 64  # of a multiprocessor, at most
+    l1: float = 128.0  # bytes a clock and multiprocessor
+    l2: float = 5.5e12  # bytes a second
+    l2_bytes: int = 50 << 20
+    memory: float = 3.35e12  # bytes a second
+    latency: float = 500.0  # clocks that a load waits where L2 serves it
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a pass has to do on a graph.
+
+    Attributes:
+        triples: E, context triples.
+        table_bytes: Of the entities' rows.
+        longest: Context triples of the longest chunk.
+        programs: That are launched.
+    """
+
+    triples: int
+    table_bytes: int
+    longest: int
+    programs: int
+
+
+def limits(kernel: KernelCost, work: Work, card: Card, row_bytes: int) -> dict[str, float]:
+    """Seconds of a pass if one thing alone bounds it, by what that is."""
+    (loop,) = [loop for loop in kernel.loops if loop.triples]
+    assert loop.triples is not None
+    trips = work.triples / loop.triples  # of single warps
+    rows = ENTITY_ROWS[kernel.name]
+    tables = rows * work.table_bytes  # one for the rows, one for their gradients
+    gathered = work.triples * rows * row_bytes
+    missed = max(0.0, 1 - card.l2_bytes / tables) * gathered
+    chip = card.multiprocessors * card.clock
+    wait = loop.round_trips * card.latency / card.clock
+    together = min(resident(kernel, card) * card.multiprocessors, work.programs * kernel.num_warps)
+    return {
+        "issue": trips * loop.instructions / (chip * card.issued),
+        "L1": trips * loop.row_loads * LANES * LOAD_BYTES / (chip * card.l1),
+        "L2": gathered / card.l2,
+        "memory": (tables + missed) / card.memory,
+        "waiting": max(trips / together, work.longest / (loop.triples * kernel.num_warps)) * wait,
+    }
+
+
+def resident(kernel: KernelCost, card: Card) -> int:
+    """Warps of a kernel that a multiprocessor holds at once."""
+    registers = -(-kernel.registers // 8) * 8 * LANES  # handed out by eights
+    programs = min(card.registers // (registers * kernel.num_warps), card.warps // kernel.num_warps)
+    return programs * kernel.num_warps
+
+
+def work_of(kernel: KernelCost, graph: ContextGraph, row_bytes: int, side_by_side: int) -> Work:
+    """The work of a pass on a graph; an entity program takes `side_by_side` chunks at once."""
+    plan, triples = graph.gpu_plan, 2 * graph.num_triples
+    table = graph.num_entities * row_bytes
+    if kernel.name.endswith("relation_pass"):
+        chunk = plan.relation_chunk
+        longest = 2 * int((chunk[:, 1] - chunk[:, 0]).max())
+        return Work(triples, table, longest, len(chunk))
+    chunk = plan.entity_chunk[plan.entity_chunk[:, 3] != GPU_NO_CHUNK]
+    longest = side_by_side * int((chunk[:, 1] - chunk[:, 0]).max())
+    return Work(triples, table, longest, -(-len(chunk) // side_by_side))
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print a table for each data set."""
+    arguments = _parse(argv)
+    card, row_bytes = Card(), 4 * arguments.width
+    costs = layer_cost(card.target, arguments.width, "float32", arguments.score)
+    kernels = [kernel for kernel in costs if kernel.name in ENTITY_ROWS]
+    print(
+        f"A model, nothing timed: {card.target}, {arguments.score}, d = {arguments.width}, float32; "
+        "us of a pass if one thing alone bounded it\n"
+    )
+    names = ("issue", "L1", "L2", "memory", "waiting")
+    for dataset in arguments.datasets:
+        data = load_dataset(dataset, data_dir=arguments.data_dir)
+        graph = ContextGraph.from_triples(data.train, data.num_entities, data.num_relations)
+        print(f"| {dataset} | " + " | ".join(names) + " | binds | waves |")
+        print("|---|" + "---|" * (len(names) + 2))
+        total = 0.0
+        for kernel in kernels:
+            loop = next(loop for loop in kernel.loops if loop.triples)
+            work = work_of(kernel, graph, row_bytes, max(round((loop.triples or 1) * kernel.num_warps), 1))
+            found = limits(kernel, work, card, row_bytes)
+            binding = max(found, key=lambda name: found[name])
+            total += found[binding]
+            waves = work.programs * kernel.num_warps / (resident(kernel, card) * card.multiprocessors)
+            cells = " | ".join(f"{found[name] * 1e6:.1f}" for name in names)
+            print(f"| {kernel.name.removeprefix('gpu_')} | {cells} | {binding} | {waves:.2f} |")
+        print(f"\nthe passes together: {total * 1e6:.0f} us\n")
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = ArgumentParser("python -m bench.gauge.time_model", "What a layer's passes may take, by a model.")
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--score", choices=tuple(SCORES), default="distmult")
+    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), metavar="NAME")
+    parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
