@@ -15,7 +15,7 @@ from tests.support.graphs import QUICK_SCORES, layer_results
 @pytest.mark.parametrize(
     ("backend", "graphs", "scores"),
     [
-        ("numba", 300, QUICK_SCORES),
+        ("numba", 100, QUICK_SCORES),
         ("triton", 4, QUICK_SCORES),
         pytest.param("numba", 10_000, BUILT_IN, marks=pytest.mark.full),
         pytest.param("triton", 100, BUILT_IN, marks=pytest.mark.full),

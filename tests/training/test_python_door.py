@@ -163,10 +163,12 @@ def test_wrong_calls_are_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import lightcake_fast.train",
+        pytest.param("import lightcake_fast.train", marks=pytest.mark.full),
         "from lightcake_fast.train import main",
-        "import importlib; importlib.import_module('lightcake_fast.train')",
-        "from lightcake_fast import train",
+        pytest.param(
+            "import importlib; importlib.import_module('lightcake_fast.train')", marks=pytest.mark.full
+        ),
+        pytest.param("from lightcake_fast import train", marks=pytest.mark.full),
         "import lightcake_fast.train as train; assert train is lightcake_fast.train",
     ],
 )
