@@ -36,7 +36,7 @@ from lightcake_fast.training.runtime import epoch_order, resolve_device
 from lightcake_fast.training.step import TrainingStep
 
 BLOCK = 2**16  # entity rows that are drawn at once
-SMALL = 100_000  # training triples of a process: with fewer, messages may take longer than the work they save
+SMALL = 250_000  # training triples of a process: with fewer, two took longer than one (docs/scale.md)
 
 
 def check_sharded(config: TrainingConfig) -> None:
