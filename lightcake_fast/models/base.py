@@ -13,6 +13,7 @@ from lightcake_fast.models import blocks
 from lightcake_fast.models.draws import NumberedDraws, SequentialDraws
 from lightcake_fast.models.entity_scores import Questions, all_scores, ask, cross_entropy
 from lightcake_fast.models.evidence import Evidence, Weighed, evidence_of
+from lightcake_fast.models.scorers import PRODUCTS
 from lightcake_fast.models.terms import PROFILES, Links, RelationProfile
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 from lightcake_fast.sharding.layer import Shard
@@ -345,9 +346,12 @@ class RelationModel(nn.Module):
 
     def _scores(self, heads: Tensor, tails: Tensor, relations: Tensor, linked: Tensor | None) -> Tensor:
         """Scores (B, R), given the raw relations alone."""
-        scores = self._score(heads, relations, tails)
-        if linked is not None:
-            scores = scores + linked @ relations.T
+        product = PRODUCTS.get(self.entity_score or "")
+        if linked is not None and product is not None:  # one matrix product for both
+            scores = (product(heads, tails) + linked) @ relations.T
+        else:
+            scores = self._score(heads, relations, tails)
+            scores = scores if linked is None else scores + linked @ relations.T
         return scores if self.relation_bias is None else scores + self.relation_bias
 
     def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -31,12 +32,36 @@ class Weighed(NamedTuple):
 
     def times(self, table: Tensor) -> Tensor:
         """The weighted sum of the rows of ``table`` (2R, d) that each list names, (B, d)."""
-        return sum_rows(table, self.relation, self.bounds, self.weight)
+        if table.device.type != "cpu":
+            return sum_rows(table, self.relation, self.bounds, self.weight)
+        sums: Tensor = _ListProduct.apply(table, *self)  # type: ignore[no-untyped-call]
+        return sums
 
     def without(self, entry: int) -> "Weighed":
         """The same with an entry that weighs nothing."""
         kept = torch.arange(len(self.weight), device=self.weight.device) != entry
         return self._replace(weight=self.weight * kept)
+
+
+class _ListProduct(torch.autograd.Function):
+    """``Weighed.times`` on a CPU, where PyTorch's own gradient takes three times as long as these pulls."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, relation: Tensor, weight: Tensor, bounds: Tensor) -> Tensor:
+        ctx.save_for_backward(relation, weight, bounds)
+        ctx.relations = len(table)
+        return sum_rows(table, relation, bounds, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
+        relation, weight, bounds = ctx.saved_tensors
+        rows = torch.arange(len(g)).repeat_interleave(bounds.diff())
+        # numpy sorts numbers of 16 bits by their digits: a tenth of the time
+        short = relation.numpy().astype(np.uint16 if ctx.relations < 2**16 else np.int64)
+        order = torch.from_numpy(np.argsort(short, kind="stable"))
+        by_relation = rows.index_select(0, order), bounds_of(relation, ctx.relations)
+        return sum_rows(g.contiguous(), *by_relation, weight.index_select(0, order)), None, None, None
 
 
 class Evidence(NamedTuple):

@@ -15,7 +15,7 @@ def distmult(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 
     Source: Yang et al., ICLR 2015, arXiv 1412.6575.
     """
-    return (heads * tails) @ relations.T
+    return PRODUCTS["distmult"](heads, tails) @ relations.T
 
 
 def complex_(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
@@ -23,8 +23,7 @@ def complex_(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 
     Source: Trouillon et al., ICML 2016, arXiv 1606.06357.
     """
-    real, imaginary = _times_conjugate(heads, tails)
-    return torch.cat([real, -imaginary], 1) @ relations.T
+    return PRODUCTS["complex"](heads, tails) @ relations.T
 
 
 def simple(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
@@ -32,9 +31,7 @@ def simple(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 
     Source: Kazemi and Poole, NeurIPS 2018, arXiv 1802.04868.
     """
-    h_as_head, h_as_tail = heads.chunk(2, 1)
-    t_as_head, t_as_tail = tails.chunk(2, 1)
-    return torch.cat([h_as_head * t_as_tail, t_as_head * h_as_tail], 1) @ relations.T / 2
+    return PRODUCTS["simple"](heads, tails) @ relations.T
 
 
 def transe(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
@@ -57,8 +54,7 @@ def rotate(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 
     Source: Sun et al., ICLR 2019, arXiv 1902.10197, with the Euclidean length.
     """
-    real, imaginary = _times_conjugate(heads, tails)
-    turned = torch.cat([real, -imaginary], 1) @ relations.T
+    turned = _turns(heads, tails) @ relations.T
     lengths = heads.square().sum(1, keepdim=True) + tails.square().sum(1, keepdim=True)
     least = 8 * torch.finfo(lengths.dtype).eps * lengths.detach()
     return negative_length(torch.maximum(lengths - 2 * turned, least))
@@ -81,6 +77,24 @@ def _times_conjugate(heads: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
     (a, b), (c, d) = heads.chunk(2, 1), tails.chunk(2, 1)
     return a * c + b * d, b * c - a * d
 
+
+def _turns(heads: Tensor, tails: Tensor) -> Tensor:
+    """Rows whose products with a relation's are Re <h r, t>."""
+    real, imaginary = _times_conjugate(heads, tails)
+    return torch.cat([real, -imaginary], 1)
+
+
+def _crossed(heads: Tensor, tails: Tensor) -> Tensor:
+    (h_as_head, h_as_tail), (t_as_head, t_as_tail) = heads.chunk(2, 1), tails.chunk(2, 1)
+    return torch.cat([h_as_head * t_as_tail, t_as_head * h_as_tail], 1) / 2
+
+
+# Of scores that are a product with the relation's row: the other factor, (B, d), of heads and tails.
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "distmult": torch.mul,
+    "complex": _turns,
+    "simple": _crossed,
+}
 
 SCORERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "distmult": distmult,
