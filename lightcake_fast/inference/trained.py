@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from lightcake_fast.inference.explanation import Case, Explainer
 from lightcake_fast.inference.pairs import name_rows
 from lightcake_fast.inference.writing import check_target, write_embeddings
 from lightcake_fast.metrics import (
+    PAIRS_PER_BLOCK,
     Evaluation,
     KnownRelations,
     NonFiniteScoresError,
@@ -88,25 +89,7 @@ class TrainedModel:
         """
         self.check_task("relation")
         rows, top = name_rows(pairs, "pairs"), _checked_top(top)
-        if not rows:
-            return Predictions()
-        ids, notes = self._ids(rows)
-        best = probabilities_of(self._pair_scores(ids)).topk(min(top, self.data.num_relations))
-        known = self._in_training(ids)
-        return Predictions(
-            Prediction(
-                row[0],
-                row[1],
-                tuple(
-                    Candidate(self.data.relations[r], p, (place, r) in known)
-                    for r, p in zip(rs, ps, strict=True)
-                ),
-                row_notes,
-            )
-            for place, (row, row_notes, rs, ps) in enumerate(
-                zip(rows, notes, best.indices.tolist(), best.values.tolist(), strict=True)
-            )
-        )
+        return Predictions(one for block in _blocks(rows) for one in self._predicted(block, top))
 
     def score(self, triples: Iterable[Sequence[str]]) -> TripleScores:
         """Score, probability and rank of given triples.
@@ -121,26 +104,7 @@ class TrainedModel:
         """
         self.check_task("relation")
         rows = name_rows(triples, "triples")
-        if not rows:
-            return TripleScores()
-        relations = torch.tensor([self.relation(r) for _, r, _ in rows], device=self._experiment.device)[
-            :, None
-        ]
-        ids, notes = self._ids([(head, tail) for head, _, tail in rows])
-        scores = self._pair_scores(ids)
-        given = scores.gather(1, relations)
-        figures = (
-            given[:, 0].tolist(),
-            probabilities_of(scores).gather(1, relations)[:, 0].tolist(),
-            ((scores > given).sum(1) + 1).tolist(),
-        )
-        known = self._in_training(ids)
-        return TripleScores(
-            TripleScore(row[0], row[1], row[2], score, probability, rank, (place, r) in known, row_notes)
-            for place, (row, score, probability, rank, r, row_notes) in enumerate(
-                zip(rows, *figures, relations[:, 0].tolist(), notes, strict=True)
-            )
-        )
+        return TripleScores(one for block in _blocks(rows) for one in self._scored(block))
 
     def explain(self, head: str, tail: str, top: int = 5, *, relation: str | None = None) -> Explanation:
         """What in the graph a relation of a pair rests on.
@@ -355,6 +319,38 @@ class TrainedModel:
             return entities, relations
         return torch.cat([entities, entities.new_zeros(1, entities.shape[1])]), relations
 
+    def _predicted(self, rows: Sequence[tuple[Any, ...]], top: int) -> Iterator[Prediction]:
+        """The likeliest relations of a block of pairs."""
+        ids, notes = self._ids(rows)
+        best = probabilities_of(self._pair_scores(ids)).topk(min(top, self.data.num_relations))
+        known = self._in_training(ids)
+        for place, (row, row_notes, rs, ps) in enumerate(
+            zip(rows, notes, best.indices.tolist(), best.values.tolist(), strict=True)
+        ):
+            candidates = (
+                Candidate(self.data.relations[r], p, (place, r) in known) for r, p in zip(rs, ps, strict=True)
+            )
+            yield Prediction(row[0], row[1], tuple(candidates), row_notes)
+
+    def _scored(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[TripleScore]:
+        """Score, probability and rank of a block of triples."""
+        column = [[self.relation(relation)] for _, relation, _ in rows]
+        relations = torch.tensor(column, device=self._experiment.device)
+        ids, notes = self._ids([(head, tail) for head, _, tail in rows])
+        scores = self._pair_scores(ids)
+        given = scores.gather(1, relations)
+        figures = (
+            given[:, 0].tolist(),
+            probabilities_of(scores).gather(1, relations)[:, 0].tolist(),
+            ((scores > given).sum(1) + 1).tolist(),
+        )
+        known = self._in_training(ids)
+        for place, ((head, relation, tail), score, probability, rank, (r,), row_notes) in enumerate(
+            zip(rows, *figures, column, notes, strict=True)
+        ):
+            in_training = (place, r) in known
+            yield TripleScore(head, relation, tail, score, probability, rank, in_training, row_notes)
+
     def _ids(self, pairs: Sequence[tuple[Any, ...]]) -> tuple[list[list[int]], list[tuple[str, ...]]]:
         """Ids of head and tail, N for an unknown name, and the notes on them."""
         found = [(self.entity(head, "head"), self.entity(tail, "tail")) for head, tail in pairs]
@@ -372,6 +368,11 @@ class TrainedModel:
 
     def _pair_scores(self, ids: list[list[int]]) -> Tensor:
         return self._experiment.scores(self._refined, torch.tensor(ids))
+
+
+def _blocks(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
+    """As many rows at a time as evaluation ranks at once: scores of all of them might not fit."""
+    return (rows[start : start + PAIRS_PER_BLOCK] for start in range(0, len(rows), PAIRS_PER_BLOCK))
 
 
 def load(

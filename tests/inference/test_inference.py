@@ -109,6 +109,35 @@ def test_many_pairs_are_answered_as_one_by_one(trained: TrainedModel) -> None:
     assert trained.predict([]) == []
 
 
+def test_scores_of_many_pairs_are_held_for_a_block_at_a_time(
+    trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entities, relation = trained.data.entities, trained.data.relations[0]
+    pairs = [*pairwise(entities[:12])]
+    triples = [(head, relation, tail) for head, tail in pairs]
+    whole = trained.predict(pairs), trained.score(triples)
+    monkeypatch.setattr("lightcake_fast.inference.trained.PAIRS_PER_BLOCK", 3)
+    sizes: list[int] = []
+    scores = trained._pair_scores
+
+    def counted(ids: list[list[int]]) -> torch.Tensor:
+        sizes.append(len(ids))
+        return scores(ids)
+
+    monkeypatch.setattr(trained, "_pair_scores", counted)
+    blocks = trained.predict(pairs), trained.score(triples)
+    assert sizes == 2 * [3, 3, 3, 2]
+    for one, other in zip(blocks[0], whole[0], strict=True):
+        assert [c.relation for c in one.relations] == [c.relation for c in other.relations]
+        assert (one.head, one.tail, one.notes) == (other.head, other.tail, other.notes)
+    for a, b in zip(blocks[1], whole[1], strict=True):
+        assert (a.head, a.relation, a.tail, a.rank, a.in_training) == (
+            *(b.head, b.relation, b.tail),
+            *(b.rank, b.in_training),
+        )
+        assert math.isclose(a.probability, b.probability, rel_tol=1e-4)
+
+
 @pytest.mark.parametrize("name", [UNSEEN, "no such name"])
 def test_the_learned_vectors_answer_for_unknown_entities(trained: TrainedModel, name: str) -> None:
     model, tail = trained.model, trained.data.entities.index(PAIR[1])
