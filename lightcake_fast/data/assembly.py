@@ -9,8 +9,12 @@ from numpy.typing import NDArray
 
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.names import FIELDS, Source, odd_names, quote, trim
+from lightcake_fast.data.numbering import Numbering, big_tables
 from lightcake_fast.data.splitting import SHARES, split_triples
+from lightcake_fast.data.table import Table
 from lightcake_fast.errors import InputError
+
+_REMAINDERS = 4_000_037  # a prime: far more than the triples that a split holds twice
 
 Ids = NDArray[np.int32]
 
@@ -41,14 +45,18 @@ def assemble(
     Raises:
         InputError: A split is empty, a name is not in the ids given, or a relation has no training triple.
     """
-    entities = _by_appearance() if entity_ids is None else entity_ids
-    relations = _by_appearance() if relation_ids is None else relation_ids
-    triples = [_number(source, entities, relations, ids_from, strip) for source in sources]
-    notes = odd_names(sources, triples, entities, relations)
+    tables = big_tables(sources) if entity_ids is None and relation_ids is None and not strip else []
+    if tables:
+        triples, names = _number_tables(tables)
+    else:
+        entities = _by_appearance() if entity_ids is None else entity_ids
+        relations = _by_appearance() if relation_ids is None else relation_ids
+        triples = [_number(source, entities, relations, ids_from, strip) for source in sources]
+        names = tuple(entities), tuple(relations)
+        del entities, relations  # as large as everything that follows
+    sizes = len(names[0]), len(names[1])
+    notes = odd_names(sources, triples, *names)
     notes += chain.from_iterable(source.notes() for source in sources)
-    names = tuple(entities), tuple(relations)
-    sizes = len(entities), len(relations)
-    del entities, relations  # as large as everything that follows
     _check_trained(sources, triples, names[1])
     counts = [len(rows) for rows in triples]
     for index in range(
@@ -80,9 +88,13 @@ def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:
     key += triples[:, 2]
     in_order = np.sort(key)
     again = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
+    del in_order
     if not len(again):
         return triples
-    rows = np.flatnonzero(np.isin(key, again))  # few, as a rule
+    maybe = np.zeros(_REMAINDERS, dtype=bool)
+    maybe[again % _REMAINDERS] = True
+    rows = np.flatnonzero(maybe[key % _REMAINDERS])  # few, as a rule
+    rows = rows[np.isin(key[rows], again)]
     keep = np.ones(len(triples), dtype=bool)
     keep[rows] = False
     keep[rows[np.unique(key[rows], return_index=True)[1]]] = True
@@ -94,6 +106,25 @@ def _by_appearance() -> dict[str, int]:
     ids: defaultdict[str, int] = defaultdict()
     ids.default_factory = ids.__len__
     return ids
+
+
+def _number_tables(tables: Sequence[Table]) -> tuple[list[Ids], tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Each table's triples as ids, `[T, 3]`, by first appearance, and the names of entities and relations."""
+    entities, relations = Numbering(), Numbering()
+    triples = []
+    for table in tables:
+        blocks: list[Ids] = []
+        start = table.place(0)
+        for data, ends in table.read_bytes():
+            ends = ends.reshape(-1, 3)
+            starts = np.append(-1, ends.flat[:-1]).reshape(-1, 3) + 1
+            rows = np.empty(ends.shape, np.int32)
+            for names, columns in ((entities, slice(0, 3, 2)), (relations, slice(1, 2))):
+                numbers = names.number(data, starts[:, columns].ravel(), ends[:, columns].ravel())
+                rows[:, columns] = numbers.reshape(len(rows), -1)
+            blocks.append(rows)
+        triples.append(_concatenated(blocks, start))
+    return triples, (entities.names(), relations.names())
 
 
 def _number(
@@ -119,6 +150,11 @@ def _number(
         rows[:, ::2] = pairs.reshape(-1, 2)
         done += len(rows)
         blocks.append(rows)
+    return _concatenated(blocks, start)
+
+
+def _concatenated(blocks: list[Ids], start: str) -> Ids:
+    """The blocks of a source's triples as one, if there are any; messages say where it starts."""
     if not blocks:
         raise InputError(f"{start}: no triple, wanted at least one")
     return np.concatenate(blocks)

@@ -1,6 +1,6 @@
 """Names and where they come from; what looks like a mistake in them, and is kept as it is."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -51,35 +51,32 @@ def trim(name: str) -> str:
 def odd_names(
     sources: Sequence[Source],
     triples: Sequence[NDArray[Any]],
-    entities: Mapping[str, int],
-    relations: Mapping[str, int],
+    entities: Sequence[str],
+    relations: Sequence[str],
 ) -> list[str]:
     """What looks like a mistake, each with the place where it stands first.
 
     Args:
         sources: One for each part of the data.
         triples: Their triples as ids `[T, 3]`.
-        entities: The entities' names and their ids.
+        entities: The entities' names by id.
         relations: The same for relations.
     """
     notes = []
-    names = list(relations)
     for source, rows in zip(sources, triples, strict=True):
-        relation = names[rows[0, 1]].lower()
-        if relation in _HEADERS[1]:
-            everything = list(entities)
-            head, tail = (everything[rows[0, column]] for column in (0, 2))
-            if head.lower() in _HEADERS[0] and tail.lower() in _HEADERS[2]:
-                line = f"{quote(head)}, {quote(names[rows[0, 1]])}, {quote(tail)}"
-                notes.append(f"{source.place(0)}: {line} is taken for a triple: remove it if it is a header")
-    for kind, ids, columns in (("entity", entities, (0, 2)), ("relation", relations, (1,))):
-        twins = _twins(ids)
+        line = [names[row] for names, row in zip((entities, relations, entities), rows[0], strict=True)]
+        if all(name.lower() in header for name, header in zip(line, _HEADERS, strict=True)):
+            shown = ", ".join(map(quote, line))
+            notes.append(f"{source.place(0)}: {shown} is taken for a triple: remove it if it is a header")
+    for kind, names, columns in (("entity", entities, (0, 2)), ("relation", relations, (1,))):
+        twins = _twins(names)
         if twins:
             odd, plain = twins[0]
+            number = names.index(odd)
             places = (
                 f"{source.place(int(found[0]))}: "
                 for source, rows in zip(sources, triples, strict=True)
-                if len(found := np.flatnonzero((rows[:, columns] == ids[odd]).any(axis=1)))
+                if len(found := np.flatnonzero((rows[:, columns] == number).any(axis=1)))
             )
             more = f" (and {len(twins) - 1:,} more such names)" * (len(twins) > 1)
             difference = f"{kind} {quote(odd)} differs from {quote(plain)} in blanks around it alone"
@@ -87,14 +84,14 @@ def odd_names(
     return notes
 
 
-def _twins(ids: Mapping[str, int]) -> list[tuple[str, str]]:
+def _twins(names: Sequence[str]) -> list[tuple[str, str]]:
     """Names with blanks around them, each with another name that is the same without."""
+    odd = {name: plain for name in names if (plain := name.strip(_BLANKS)) != name}
+    plain_names = set(odd.values()).intersection(names) if odd else ()
     first: dict[str, str] = {}
     twins = []
-    for name in ids:
-        plain = trim(name)
-        if plain != name:
-            other = plain if plain in ids else first.setdefault(plain, name)
-            if other != name:
-                twins.append((name, other))
+    for name, plain in odd.items():
+        other = plain if plain in plain_names else first.setdefault(plain, name)
+        if other != name:
+            twins.append((name, other))
     return twins

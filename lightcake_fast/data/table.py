@@ -5,9 +5,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightcake_fast.errors import InputError
 
@@ -56,6 +57,22 @@ class Table:
             if names:
                 yield names
 
+    def read_bytes(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+        """What `read` yields as bytes, and where each name ends: one byte lies between two.
+
+        Raises:
+            InputError: As in `read`.
+        """
+        line = 1
+        for block in self._blocks():
+            self._decode(block, line)
+            data, ends = _ends(block)
+            if not self._is_regular(data, ends):
+                data, ends = _ends("\t".join(self._split(block, line)).encode())
+            line += block.count(b"\n")
+            if len(data) > 1:
+                yield data, ends
+
     def _blocks(self) -> Iterator[bytes]:
         """Whole lines of the file, without a byte order mark, every line but a cut last one with its end."""
         first = True
@@ -75,7 +92,7 @@ class Table:
     def _split(self, block: bytes, line: int) -> list[str]:
         """The names of a block that starts at a line."""
         text = self._decode(block, line).removesuffix("\n")
-        if self._is_regular(block):
+        if self._is_regular(*_ends(block)):
             return text.replace("\n", "\t").split("\t")
         found: list[str] = []
         for number, row in enumerate(text.split("\n"), line):
@@ -95,14 +112,12 @@ class Table:
             return names
         raise InputError(f"{self.path}:{line}: got {count}, wanted {self._separator.join(self.fields)}")
 
-    def _is_regular(self, block: bytes) -> bool:
+    def _is_regular(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
         """Whether every line has its fields, none of them empty: told from where tabs and line ends lie."""
-        data = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
-        marks = np.flatnonzero((data == _TAB) | (data == _LINE_END))
-        if len(marks) % len(self.fields) or (np.diff(marks, prepend=-1) == 1).any():
+        if len(ends) % len(self.fields) or (np.diff(ends, prepend=-1) == 1).any():
             return False
-        ends: np.ndarray[Any, np.dtype[np.bool_]] = data[marks].reshape(-1, len(self.fields)) == _LINE_END
-        return bool(ends[:, -1].all() and not ends[:, :-1].any())
+        line_ends = data[ends].reshape(-1, len(self.fields)) == _LINE_END
+        return bool(line_ends[:, -1].all() and not line_ends[:, :-1].any())
 
     def _decode(self, block: bytes, line: int) -> str:
         position = block.find(b"\0")
@@ -117,3 +132,9 @@ class Table:
 
 def _line(block: bytes, position: int, first: int) -> int:
     return first + block.count(b"\n", 0, position)
+
+
+def _ends(block: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """A block with a line end at its end, and where its fields end."""
+    data = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
+    return data, np.flatnonzero((data == _TAB) | (data == _LINE_END))
