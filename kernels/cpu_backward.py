@@ -1,6 +1,7 @@
 """Backward of the context layer in Numba: row products, relation pass and entity pass.
 
-Everything d-wide is computed again; from the forward come the scores, the log-sum-exps and the new rows.
+Everything d-wide is computed again; from the forward come the scores, each row's softmax (its maximum and one
+over its sum) and the new rows.
 Source: docs/op.md, "The gradient of one layer".
 """
 
@@ -8,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba.extending import register_jitable
 from torch import Tensor
 
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
 from lightcake_fast.kernels.cpu_compiler import LINE, LONG_ROW, Pass, next_task, prefetch
-from lightcake_fast.kernels.cpu_math import exp
+from lightcake_fast.kernels.cpu_math import FAST, exp
 from lightcake_fast.kernels.cpu_merge import sum_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
 
 ROWS = 64  # rows of a task of the row products
+SUMMED = 32  # context triples whose gradients are summed before the rest is added
+BLOCK = 16  # raw triples whose weights are computed at once
 LINK = 4  # numbers that a context triple hands from the relation pass to the entity pass: the last is empty
 
 
@@ -46,6 +50,12 @@ def row_dot_pass(width: int) -> Any:
     return run
 
 
+@register_jitable(**FAST)
+def slope_weight(w):
+    """The weight as a factor of dL/ds: where a triple has all of a row's weight, X is D but for rounding."""
+    return w - w if w == 1 else w
+
+
 @Pass
 def relation_pass(width: int, block: NumbaBlock) -> Any:
     """dL/ds of each raw triple and its inverse, and each chunk's share of dL/dr of both.
@@ -59,11 +69,14 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
 
     def run(
         x, y, g, q, head, tail, chunk, chunk_row,
-        s, lse_x, lse_y, row_dot_x, row_dot_y, link, part, tasks, counter,
+        s, norm_x, norm_y, row_dot_x, row_dot_y, link, part, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
         zero = x.dtype.type(0)
-        block = 16 if d <= 128 else 8  # their rows stay in the first cache
+        block = BLOCK if d <= 128 else BLOCK // 2  # their rows stay in the first cache
+        w = np.zeros((10, BLOCK), x.dtype)
+        own_a, own_b, of_a, of_b, factor_a, factor_b = w[0], w[1], w[2], w[3], w[4], w[5]
+        alpha_a, alpha_b, beta_a, beta_b = w[6], w[7], w[8], w[9]
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
         p = next_task(counter)
         while p < tasks:
@@ -101,24 +114,34 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                         rel_a1 += dot(phi_rel(h, t), q_r)
                         ent_b1 += dot(phi_ent(r_back, h), at(g, j1, k))
                         rel_b1 += dot(phi_rel(t, h), q_back)
-                    l0, l1 = 8 * e0, 8 * e1
-                    link[l0], link[l0 + 1], link[l0 + 4], link[l0 + 5] = ent_a0, rel_a0, ent_b0, rel_b0
-                    link[l1], link[l1 + 1], link[l1 + 4], link[l1 + 5] = ent_a1, rel_a1, ent_b1, rel_b1
-                for e in range(first, last):
-                    n, i, psi = 8 * e, head[e], s[2 * e]
-                    alpha, beta = exp(psi - lse_x[i]), exp(psi - lse_y[row])
-                    delta = alpha * (link[n] - row_dot_x[i]) + beta * (link[n + 1] - row_dot_y[row])
-                    link[n], link[n + 1], link[n + 2] = slope(delta, psi), beta, alpha
-                for e in range(first, last):
-                    n, i, psi = 8 * e + 4, tail[e], s[2 * e + 1]
-                    alpha, beta = exp(psi - lse_x[i]), exp(psi - lse_y[back])
-                    delta = alpha * (link[n] - row_dot_x[i]) + beta * (link[n + 1] - row_dot_y[back])
-                    link[n], link[n + 1], link[n + 2] = slope(delta, psi), beta, alpha
+                    m0, m1 = e0 - first, e1 - first
+                    own_a[m0], of_a[m0], own_b[m0], of_b[m0] = ent_a0, rel_a0, ent_b0, rel_b0
+                    own_a[m1], of_a[m1], own_b[m1], of_b[m1] = ent_a1, rel_a1, ent_b1, rel_b1
+                for m in range(last - first):  # what is gathered, before arithmetic that LLVM vectorizes
+                    i, j, n = head[first + m], tail[first + m], 2 * (first + m)
+                    alpha_a[m], alpha_b[m] = s[n] - norm_x[i, 0], s[n + 1] - norm_x[j, 0]
+                    factor_a[m], factor_b[m] = norm_x[i, 1], norm_x[j, 1]
+                    beta_a[m], beta_b[m] = s[n] - norm_y[row, 0], s[n + 1] - norm_y[back, 0]
+                    own_a[m], own_b[m] = own_a[m] - row_dot_x[i], own_b[m] - row_dot_x[j]
+                    of_a[m], of_b[m] = of_a[m] - row_dot_y[row], of_b[m] - row_dot_y[back]
+                for m in range(
+                    BLOCK
+                ):  # always as many, without a remainder for scalars; the rest is not read
+                    alpha_a[m], alpha_b[m] = exp(alpha_a[m]) * factor_a[m], exp(alpha_b[m]) * factor_b[m]
+                    beta_a[m], beta_b[m] = exp(beta_a[m]) * norm_y[row, 1], exp(beta_b[m]) * norm_y[back, 1]
+                    own_a[m] = slope_weight(alpha_a[m]) * own_a[m] + slope_weight(beta_a[m]) * of_a[m]
+                    own_b[m] = slope_weight(alpha_b[m]) * own_b[m] + slope_weight(beta_b[m]) * of_b[m]
+                for m in range(last - first):
+                    n = 2 * (first + m)
+                    own_a[m], own_b[m] = slope(own_a[m], s[n]), slope(own_b[m], s[n + 1])
+                    link[4 * n], link[4 * n + 1], link[4 * n + 2] = own_a[m], beta_a[m], alpha_a[m]
+                    link[4 * n + 4], link[4 * n + 5], link[4 * n + 6] = own_b[m], beta_b[m], alpha_b[m]
                 for e0 in range(first, last, 2):
                     e1 = min(e0 + 1, last - 1)
-                    i0, i1, j0, j1, l0, l1 = head[e0], head[e1], tail[e0], tail[e1], 8 * e0, 8 * e1
-                    a0, alpha_a0, b0, alpha_b0 = link[l0], link[l0 + 2], link[l0 + 4], link[l0 + 6]
-                    a1, alpha_a1, b1, alpha_b1 = link[l1], link[l1 + 2], link[l1 + 4], link[l1 + 6]
+                    i0, i1, j0, j1 = head[e0], head[e1], tail[e0], tail[e1]
+                    m0, m1 = e0 - first, e1 - first
+                    a0, alpha_a0, b0, alpha_b0 = own_a[m0], alpha_a[m0], own_b[m0], alpha_b[m0]
+                    a1, alpha_a1, b1, alpha_b1 = own_a[m1], alpha_a[m1], own_b[m1], alpha_b[m1]
                     if e0 + 1 >= last:
                         a1, b1, alpha_a1, alpha_b1 = zero, zero, zero, zero
                     for k in range(d // columns):
@@ -139,8 +162,9 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
 def entity_pass(width: int, block: NumbaBlock) -> Any:
     """dL/dh: each context triple as its head's, its inverse as its tail's, in one sweep.
 
-    The gradients ``own_rows`` are added, unless there are none. Rows moved a context triple: e_t, g_t; a
-    row's own e_h, g_h and result beside them.
+    The gradients ``own_rows`` are added last, unless there are none, and triples by sums of some: one after
+    the other, numbers that are small beside a sum lose their digits in it. Rows moved a context triple: e_t,
+    g_t; a row's own e_h, g_h and result beside them.
     """
     grad_h, grad_t, columns = block.grad_h, block.grad_t, block.columns
     at, add, plus = block.at, block.add, block.plus
@@ -152,7 +176,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
         d = width if width > 0 else x.shape[1]
         zero = x.dtype.type(0)
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
-        handed = np.empty((LONGEST_TASK, 5), x.dtype)
+        handed, acc = np.empty((LONGEST_TASK, 5), x.dtype), np.empty((1, d), x.dtype)
         n = next_task(counter)
         while n < tasks:
             base, last = chunk[task[n]], chunk[task[n + 1]]
@@ -164,27 +188,43 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
             for p in range(task[n], task[n + 1]):
                 row, slot = chunk_row[p], chunk_slot[p]
                 target, to = (out, row) if slot < 0 else (part, slot)
+                start, end = chunk[p], chunk[p + 1]
+                for k in range(d):
+                    acc[0, k] = zero
+                for first in range(start, end, SUMMED):
+                    if first == start + SUMMED:
+                        for k in range(d):
+                            target[to, k], acc[0, k] = acc[0, k], zero
+                    elif first > start:
+                        for k in range(d):
+                            target[to, k] += acc[0, k]
+                            acc[0, k] = zero
+                    for e in range(first, min(first + SUMMED, end)):
+                        r, t, m = relation[e], tail[e], e - base
+                        back = r + num_relations if r < num_relations else r - num_relations
+                        if short:
+                            soon = tail[min(e + 4, last - 1)]
+                            for k in range(0, d, LINE):
+                                prefetch(x, soon, k)
+                                prefetch(g, soon, k)
+                        a, beta_a = handed[m, 0], handed[m, 1]
+                        b, beta_b, alpha_b = handed[m, 2], handed[m, 3], handed[m, 4]
+                        for k in range(d // columns):
+                            e_h, e_t, e_r, e_back = at(x, row, k), at(x, t, k), at(y, r, k), at(y, back, k)
+                            as_head = grad_h(a, beta_a, at(q, r, k), e_h, e_r, e_t)
+                            as_tail = grad_t(
+                                b, alpha_b, at(g, t, k), beta_b, at(q, back, k), e_t, e_back, e_h
+                            )
+                            add(acc, 0, k, plus(as_head, as_tail))
+                if end > start + SUMMED:
+                    for k in range(d):
+                        acc[0, k] += target[to, k]
                 if slot < 0 and len(own_rows):
                     for k in range(d):
-                        target[to, k] = own_rows[row, k]
+                        target[to, k] = acc[0, k] + own_rows[row, k]
                 else:
                     for k in range(d):
-                        target[to, k] = zero
-                for e in range(chunk[p], chunk[p + 1]):
-                    r, t, m = relation[e], tail[e], e - base
-                    back = r + num_relations if r < num_relations else r - num_relations
-                    if short:
-                        soon = tail[min(e + 4, last - 1)]
-                        for k in range(0, d, LINE):
-                            prefetch(x, soon, k)
-                            prefetch(g, soon, k)
-                    a, beta_a = handed[m, 0], handed[m, 1]
-                    b, beta_b, alpha_b = handed[m, 2], handed[m, 3], handed[m, 4]
-                    for k in range(d // columns):
-                        e_h, e_t, e_r, e_back = at(x, row, k), at(x, t, k), at(y, r, k), at(y, back, k)
-                        as_head = grad_h(a, beta_a, at(q, r, k), e_h, e_r, e_t)
-                        as_tail = grad_t(b, alpha_b, at(g, t, k), beta_b, at(q, back, k), e_t, e_back, e_h)
-                        add(target, to, k, plus(as_head, as_tail))
+                        target[to, k] = acc[0, k]
             n = next_task(counter)
 
     return run
@@ -198,8 +238,8 @@ def backward(
     new_x: Tensor,
     new_y: Tensor,
     s: Tensor,
-    lse_x: Tensor,
-    lse_y: Tensor,
+    norm_x: Tensor,
+    norm_y: Tensor,
     plan: Plan,
     score: str,
     *,
@@ -208,7 +248,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
-    A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. Without
+    A row without a live triple, or outside the context, has maximum +inf: its weights are zero. Without
     ``residual`` the new rows are what x and y gain. With ``partial`` dL/dy leaves out q: relations have other
     triples elsewhere.
     """
@@ -222,7 +262,7 @@ def backward(
     relation_pass(
         width, chunks,
         x, y, g, q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
-        s, lse_x, lse_y, row_dot_x, row_dot_y, link, part, score=score,
+        s, norm_x, norm_y, row_dot_x, row_dot_y, link, part, score=score,
     )  # fmt: skip
     sum_pass(width, len(y), grad_y, own_q, plan.relation_row, plan.relation_part, part)
 

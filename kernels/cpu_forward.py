@@ -157,7 +157,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
 
     def run(
         x, y, own_rows, relation, tail, record, chunk, chunk_row, chunk_slot, task, s,
-        out, lse, part, part_top, part_total, tasks, counter,
+        out, norm, part, part_top, part_total, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
         real = x.dtype.type
@@ -214,7 +214,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                     else:
                         for k in range(d):
                             target[to, k] *= factor
-                    lse[row] = top + math.log(total) if total != 0 else real(np.inf)
+                    norm[row, 0], norm[row, 1] = top if total != 0 else real(np.inf), factor
             n = next_task(counter)
 
     return run
@@ -238,8 +238,9 @@ def forward(
 
     Returns:
         New x and y, or without ``residual`` what they gain; the scores [E] in relation order, each triple's
-        before its inverse's, -inf where masked; each row's log-sum-exp, [N] and [2R], +inf for a row without
-        a live triple or outside the context, so that exp(s - lse) is the weight everywhere.
+        before its inverse's, -inf where masked; each row's maximum and one over its sum of exp(s - maximum),
+        [N, 2] and [2R, 2], whose product with exp(s - maximum) is the weight everywhere: the maximum is +inf
+        for a row without a live triple or outside the context.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     with_entities, with_relations = context != "relation", context != "entity"
@@ -254,11 +255,12 @@ def forward(
     )  # fmt: skip
     own_x, own_y = x if residual else x[:0], y if residual and not partial else y[:0]
     new_x, new_y = _results(x, with_entities, residual), _results(y, with_relations, residual)
-    lse_x, lse_y = x.new_full((len(x),), torch.inf), y.new_full((len(y),), torch.inf)
+    norm_x = x.new_empty(len(x), 2) if with_entities else no_weights(x)
+    norm_y = y.new_empty(len(y), 2) if with_relations else no_weights(y)
     if with_relations:
         merge_pass(
             width, len(y),
-            new_y, own_y, plan.relation_row, plan.relation_part, part, top, total, lse_y,
+            new_y, own_y, plan.relation_row, plan.relation_part, part, top, total, norm_y,
         )  # fmt: skip
     if with_entities:
         part, top, total = _parts(x, slots)
@@ -266,13 +268,13 @@ def forward(
             width, len(plan.entity_task) - 1,
             x, y, own_x, plan.context_relation, plan.context_tail, plan.context_record,
             plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task, s,
-            new_x, lse_x, part, top, total, score=score,
+            new_x, norm_x, part, top, total, score=score,
         )  # fmt: skip
         merge_pass(
             width, len(plan.cut_row),
-            new_x, own_x, plan.cut_row, plan.cut_slot, part, top, total, lse_x,
+            new_x, own_x, plan.cut_row, plan.cut_slot, part, top, total, norm_x,
         )  # fmt: skip
-    return new_x, new_y, s, lse_x, lse_y
+    return new_x, new_y, s, norm_x, norm_y
 
 
 def scores_as_given(s: Tensor, plan: Plan) -> Tensor:
@@ -287,6 +289,11 @@ def _results(rows: Tensor, written: bool, residual: bool) -> Tensor:
     if written:
         return torch.empty_like(rows)
     return rows.clone() if residual else torch.zeros_like(rows)
+
+
+def no_weights(rows: Tensor) -> Tensor:
+    """The softmax's maximum and factor [N, 2] of rows whose triples all weigh zero."""
+    return rows.new_tensor([torch.inf, 0]).repeat(len(rows), 1)
 
 
 def _parts(x: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from lightcake_fast.kernels.segment_plan import TASK, SegmentPlan, cut_heads
 def softmax_pass(width: int) -> Any:
     """The weighted sum over each segment, by a softmax whose weights are never stored."""
 
-    def run(s, values, index, chunk, out, lse, part, part_top, part_total, heads, slots, tasks, counter):
+    def run(s, values, index, chunk, out, norm, part, part_top, part_total, heads, slots, tasks, counter):
         d = width if width > 0 else values.shape[1]
         real = values.dtype.type
         zero, low = real(0), real(-np.inf)
@@ -60,7 +60,7 @@ def softmax_pass(width: int) -> Any:
                     factor = real(1) / total if total != 0 else zero
                     for k in range(d):
                         out[to, k] *= factor
-                    lse[to] = top + math.log(total) if total != 0 else real(np.inf)
+                    norm[to, 0], norm[to, 1] = top if total != 0 else real(np.inf), factor
             n = next_task(counter)
 
     return run
@@ -70,7 +70,7 @@ def softmax_pass(width: int) -> Any:
 def slope_pass(width: int) -> Any:
     """Each entry's weight and ds: one dot product an entry."""
 
-    def run(g, s, lse, out, values, index, chunk, w, slope, heads, tasks, counter):
+    def run(g, s, norm, out, values, index, chunk, w, slope, heads, tasks, counter):
         d = width if width > 0 else values.shape[1]
         zero = values.dtype.type(0)
         n = next_task(counter)
@@ -91,10 +91,15 @@ def slope_pass(width: int) -> Any:
                         x1 += g[row, k] * values[i1, k]
                         x2 += g[row, k] * values[i2, k]
                         x3 += g[row, k] * values[i3, k]
-                    w[e0, h], w[e1, h] = math.exp(s[e0, h] - lse[row]), math.exp(s[e1, h] - lse[row])
-                    w[e2, h], w[e3, h] = math.exp(s[e2, h] - lse[row]), math.exp(s[e3, h] - lse[row])
-                    slope[e0, h], slope[e1, h] = w[e0, h] * (x0 - row_dot), w[e1, h] * (x1 - row_dot)
-                    slope[e2, h], slope[e3, h] = w[e2, h] * (x2 - row_dot), w[e3, h] * (x3 - row_dot)
+                    top, factor = norm[row, 0], norm[row, 1]
+                    w0, w1 = math.exp(s[e0, h] - top) * factor, math.exp(s[e1, h] - top) * factor
+                    w2, w3 = math.exp(s[e2, h] - top) * factor, math.exp(s[e3, h] - top) * factor
+                    w[e0, h], w[e1, h], w[e2, h], w[e3, h] = w0, w1, w2, w3
+                    # where an entry has all the weight the two are equal but for rounding
+                    slope[e0, h] = w0 * (x0 - row_dot) if w0 != 1 else zero
+                    slope[e1, h] = w1 * (x1 - row_dot) if w1 != 1 else zero
+                    slope[e2, h] = w2 * (x2 - row_dot) if w2 != 1 else zero
+                    slope[e3, h] = w3 * (x3 - row_dot) if w3 != 1 else zero
             n = next_task(counter)
 
     return run
@@ -132,25 +137,25 @@ def gather_pass(width: int) -> Any:
 
 
 def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> tuple[Tensor, Tensor]:
-    """The sums [M, H, d] and the log-sum-exps [M, H], +inf for a segment without a live entry.
+    """The sums [M, H, d]; a segment's maximum, +inf without a live entry, and one over its total [M, H, 2].
 
     Scores [E, H] and values [N, H, d] are contiguous and of one type.
     """
     (heads, width), chunks, slots = values.shape[1:], len(plan.chunk), len(plan.part_row)
-    out, lse = values.new_empty(num_segments * heads, width), values.new_empty(num_segments * heads)
+    out, norm = values.new_empty(num_segments * heads, width), values.new_empty(num_segments * heads, 2)
     part, top, total = (values.new_empty(slots * heads, *shape) for shape in ((width,), (), ()))
     softmax_pass(
         width, -(-chunks // TASK),
-        s, values.view(-1, width), plan.index, plan.chunk, out, lse, part, top, total, heads, slots,
+        s, values.view(-1, width), plan.index, plan.chunk, out, norm, part, top, total, heads, slots,
     )  # fmt: skip
     cut_row, cut_part = cut_heads(plan.cut_row, plan.cut_part, slots, heads)
     own = out.new_empty(0, width)
-    merge_pass(width, len(cut_row), out, own, cut_row, cut_part, part, top, total, lse)
-    return out.view(num_segments, heads, width), lse.view(num_segments, heads)
+    merge_pass(width, len(cut_row), out, own, cut_row, cut_part, part, top, total, norm)
+    return out.view(num_segments, heads, width), norm.view(num_segments, heads, 2)
 
 
 def backward(
-    g: Tensor, s: Tensor, values: Tensor, out: Tensor, lse: Tensor, plan: SegmentPlan
+    g: Tensor, s: Tensor, values: Tensor, out: Tensor, norm: Tensor, plan: SegmentPlan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients ds [E, H] from the sums alone, dv [N, H, d] and the weights [E, H]."""
     (heads, width), chunks, index_chunks = values.shape[1:], len(plan.chunk), len(plan.index_chunk)
@@ -158,7 +163,7 @@ def backward(
     w, slope, grad_rows = torch.empty_like(s), torch.empty_like(s), torch.empty_like(rows)
     slope_pass(
         width, -(-chunks // TASK),
-        g, s, lse.view(-1), out.view(-1, width), rows, plan.index, plan.chunk, w, slope, heads,
+        g, s, norm.view(-1, 2), out.view(-1, width), rows, plan.index, plan.chunk, w, slope, heads,
     )  # fmt: skip
     slots = len(plan.index_part_row)
     part = values.new_empty(slots * heads, width)

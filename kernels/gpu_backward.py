@@ -1,6 +1,7 @@
 """Backward of the context layer in Triton: row dots, relation pass, entity pass and sum of parts.
 
-Everything d-wide is computed again; from the forward come the scores, the log-sum-exps and the new rows.
+Everything d-wide is computed again; from the forward come the scores, each row's softmax (its maximum and one
+over its sum) and the new rows.
 
 Races: as in the forward, each address is written by one program and read by later launches, with one
 exception. A program of the relation pass writes the weights of its chunk's triples into their records, one
@@ -94,7 +95,7 @@ def slope_weight(w):
 
 @triton.jit
 def weights(
-    raw_ptr, start, end, row, row_back, s_ptr, lse_x_ptr, lse_y_ptr, row_dot_x_ptr, row_dot_y_ptr,
+    raw_ptr, start, end, row, row_back, s_ptr, norm_x_ptr, norm_y_ptr, row_dot_x_ptr, row_dot_y_ptr,
     record_ptr, psi_slope_ptr, block, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """alpha, beta and what else of dL/ds needs no row, of a chunk's triples and their inverses.
@@ -102,7 +103,8 @@ def weights(
     One triple a lane, where the loop over rows would compute it once for each lane of a triple. With
     delta = alpha (X - D_h) + beta (Y - D_r), the constant is alpha D_h + beta D_r.
     """
-    lse_r, lse_back = tl.load(lse_y_ptr + row), tl.load(lse_y_ptr + row_back)
+    top_r, factor_r = tl.load(norm_y_ptr + 2 * row), tl.load(norm_y_ptr + 2 * row + 1)
+    top_back, factor_back = tl.load(norm_y_ptr + 2 * row_back), tl.load(norm_y_ptr + 2 * row_back + 1)
     dot_r, dot_back = tl.load(row_dot_y_ptr + row), tl.load(row_dot_y_ptr + row_back)
     for e0 in range(start, end, BLOCK_W):
         e = e0 + tl.arange(0, BLOCK_W)
@@ -111,9 +113,11 @@ def weights(
         head, tail = tl.load(raw_ptr + 4 * place), tl.load(raw_ptr + 4 * place + 1)
         s_a = tl.load(s_ptr + tl.load(raw_ptr + 4 * place + 2))
         s_b = tl.load(s_ptr + tl.load(raw_ptr + 4 * place + 3))
-        alpha_a = tl.exp2(log2_weight(s_a, tl.load(lse_x_ptr + head)))
-        alpha_b = tl.exp2(log2_weight(s_b, tl.load(lse_x_ptr + tail)))
-        beta_a, beta_b = tl.exp2(log2_weight(s_a, lse_r)), tl.exp2(log2_weight(s_b, lse_back))
+        norm_h, norm_t = norm_x_ptr + 2 * head, norm_x_ptr + 2 * tail
+        alpha_a = tl.exp2(log2_weight(s_a, tl.load(norm_h))) * tl.load(norm_h + 1)
+        alpha_b = tl.exp2(log2_weight(s_b, tl.load(norm_t))) * tl.load(norm_t + 1)
+        beta_a = tl.exp2(log2_weight(s_a, top_r)) * factor_r
+        beta_b = tl.exp2(log2_weight(s_b, top_back)) * factor_back
         dot_h, dot_t = tl.load(row_dot_x_ptr + head), tl.load(row_dot_x_ptr + tail)
         constant_a = tl.fma(slope_weight(alpha_a), dot_h, slope_weight(beta_a) * dot_r)
         constant_b = tl.fma(slope_weight(alpha_b), dot_t, slope_weight(beta_b) * dot_back)
@@ -131,7 +135,7 @@ def weights(
 
 @triton.jit
 def relation_pass(
-    x_ptr, y_ptr, g_ptr, q_ptr, raw_ptr, chunk_ptr, s_ptr, lse_x_ptr, lse_y_ptr,
+    x_ptr, y_ptr, g_ptr, q_ptr, raw_ptr, chunk_ptr, s_ptr, norm_x_ptr, norm_y_ptr,
     row_dot_x_ptr, row_dot_y_ptr, record_ptr, psi_slope_ptr, part_ptr, num_relations,
     block, COLUMNS: tl.constexpr, BILINEAR: tl.constexpr, OWN: tl.constexpr, BLOCK_W: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
@@ -147,7 +151,7 @@ def relation_pass(
     start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
     row, slot = tl.load(chunk_ptr + 4 * p + 2), tl.load(chunk_ptr + 4 * p + 3)
     weights(
-        raw_ptr, start, end, row, row + num_relations, s_ptr, lse_x_ptr, lse_y_ptr,
+        raw_ptr, start, end, row, row + num_relations, s_ptr, norm_x_ptr, norm_y_ptr,
         row_dot_x_ptr, row_dot_y_ptr, record_ptr, psi_slope_ptr, block, BLOCK_W,
     )  # fmt: skip
     tl.debug_barrier()  # other lanes read what these have written
@@ -312,8 +316,8 @@ def backward(
     new_x: Tensor,
     new_y: Tensor,
     s: Tensor,
-    lse_x: Tensor,
-    lse_y: Tensor,
+    norm_x: Tensor,
+    norm_y: Tensor,
     plan: GpuPlan,
     score: str,
     sum_x: Tensor | None = None,
@@ -324,7 +328,7 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
-    A row without a live triple, or outside the context, has lse +inf: its weights are exactly zero. Without
+    A row without a live triple, or outside the context, has maximum +inf: its weights are zero. Without
     ``residual`` the new rows are what x and y gain, with 16-bit rows ``sum_x`` and ``sum_y`` are. With
     ``partial`` dL/dy lacks q.
     """
@@ -343,7 +347,7 @@ def backward(
     )  # fmt: skip
     record = x.new_empty(len(s), RECORD, dtype=real)
     part = x.new_empty(len(plan.part_row), width, dtype=real)
-    run_relation_pass(g, q, x, y, plan, s, (lse_x, lse_y), (row_dot_x, row_dot_y), record, part, score)
+    run_relation_pass(g, q, x, y, plan, s, (norm_x, norm_y), (row_dot_x, row_dot_y), record, part, score)
     grad_x, grad_y = torch.empty_like(x), torch.empty_like(y)
     run_entity_pass(g, q, x, y, plan, record, grad_x, part, score, residual)
     shape, programs, relation_programs = gpu_launch.merge_shape(
@@ -364,7 +368,7 @@ def run_relation_pass(
     y: Tensor,
     plan: GpuPlan,
     s: Tensor,
-    lse: tuple[Tensor, Tensor],
+    norm: tuple[Tensor, Tensor],
     row_dot: tuple[Tensor, Tensor],
     record: Tensor,
     part: Tensor,
@@ -375,7 +379,7 @@ def run_relation_pass(
     psi_slope = record if compiled.block.psi_slope is None else torch.empty_like(s)
     relation_pass[(len(plan.relation_chunk),)](
         x_ptr=x, y_ptr=y, g_ptr=g, q_ptr=q, raw_ptr=plan.raw, chunk_ptr=plan.relation_chunk,
-        s_ptr=s, lse_x_ptr=lse[0], lse_y_ptr=lse[1], row_dot_x_ptr=row_dot[0], row_dot_y_ptr=row_dot[1],
+        s_ptr=s, norm_x_ptr=norm[0], norm_y_ptr=norm[1], row_dot_x_ptr=row_dot[0], row_dot_y_ptr=row_dot[1],
         record_ptr=record, psi_slope_ptr=psi_slope, part_ptr=part, num_relations=len(y) // 2,
         block=compiled.block, COLUMNS=compiled.columns, BILINEAR=compiled.bilinear, OWN=compiled.own_row,
         BLOCK_W=32,

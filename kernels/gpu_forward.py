@@ -32,6 +32,7 @@ from lightcake_fast.kernels.gpu_tiles import (
     row_pointers,
     scale_row,
     store_folded_row,
+    store_norm,
     store_row,
     zero_row,
 )
@@ -139,7 +140,7 @@ def relation_pass(
 @triton.jit
 def entity_pass(
     x_ptr, y_ptr, context_ptr, chunk_ptr, s_ptr,
-    out_ptr, sum_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr,
+    out_ptr, sum_ptr, norm_ptr, part_ptr, part_top_ptr, part_total_ptr,
     block, COLUMNS: tl.constexpr, HAS_SUM: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -194,7 +195,7 @@ def entity_pass(
         tl.store(part_top_ptr + slot[:, None], top, mask=live)
         tl.store(part_total_ptr + slot[:, None], total, mask=live)
     else:
-        factor, lse = normalized(top, total)
+        factor, top = normalized(top, total)
         acc = scale_row(acc, factor)
         if HAS_SUM:
             store_row(row_pointers(sum_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, COLUMNS, BLOCK_D)
@@ -202,7 +203,7 @@ def entity_pass(
             own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
             acc = add_row(own, acc)
         store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, COLUMNS, BLOCK_D)
-        tl.store(lse_ptr + row[:, None], lse, mask=live)
+        store_norm(norm_ptr, row[:, None], top, factor, live)
 
 
 class Parts(NamedTuple):
@@ -231,8 +232,9 @@ def forward(
 
     Returns:
         New x and y, or without ``residual`` what they gain; the scores [E] in head order, -inf where masked;
-        each row's log-sum-exp, [N] and [2R], +inf for a row without a live triple or outside the context, so
-        that exp(s - lse) is the weight everywhere. With 16-bit rows also what x and y gain, in float32: the
+        of each row a maximum, or a number near it, and one over its sum of exp(s - maximum), [N, 2] and
+        [2R, 2], whose product with exp(s - maximum) is the weight everywhere: the maximum is +inf for a row
+        without a live triple or outside the context. With 16-bit rows also what x and y gain, in float32: the
         backward cannot have it from rounded rows.
     """
     real, parts = gpu_launch.sum_type(x.dtype), len(plan.part_row)
@@ -240,13 +242,13 @@ def forward(
     s = x.new_empty(len(plan.context), dtype=real)
     idle = len(s) == 0 or x.shape[1] == 0
     with_entities, with_relations = context != "relation" and not idle, context != "entity" and not idle
-    new_x, lse_x, sum_x = _results(x, with_entities, residual)
-    new_y, lse_y, sum_y = _results(y, with_relations, residual)
+    new_x, norm_x, sum_x = _results(x, with_entities, residual)
+    new_y, norm_y, sum_y = _results(y, with_relations, residual)
     if not idle:
         part = Parts(*(x.new_empty(parts, *shape, dtype=real) for shape in ((x.shape[1],), (), ())))
         run_relation_pass(x, y, plan, mask, s, part, score, with_relations)
         if with_entities:
-            run_entity_pass(x, y, plan, s, new_x, lse_x, sum_x, part, score, residual)
+            run_entity_pass(x, y, plan, s, new_x, norm_x, sum_x, part, score, residual)
         relation_rows = len(y) if with_relations else 0
         shape, programs, relation_programs = gpu_launch.merge_shape(
             relation_rows, len(plan.merge_row) - len(y) if with_entities else 0, x.shape[1], x.dtype
@@ -256,28 +258,26 @@ def forward(
             row_ptr=plan.merge_row, bound_ptr=plan.merge_part,
             part_ptr=part.acc, part_top_ptr=part.top, part_total_ptr=part.total,
             new_x_ptr=new_x, new_y_ptr=new_y, sum_x_ptr=sum_x, sum_y_ptr=sum_y,
-            lse_x_ptr=lse_x, lse_y_ptr=lse_y, relation_rows=len(y), relation_programs=relation_programs,
+            norm_x_ptr=norm_x, norm_y_ptr=norm_y, relation_rows=len(y), relation_programs=relation_programs,
             HAS_SUM=narrow, **shape,
         )  # fmt: skip
-    return [new_x, new_y, s, lse_x, lse_y, *([sum_x, sum_y] if narrow else [])]
+    return [new_x, new_y, s, norm_x, norm_y, *([sum_x, sum_y] if narrow else [])]
 
 
 def _results(rows: Tensor, written: bool, residual: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """New rows, log-sum-exps and sums: fresh memory where the passes write all of it, else "nothing added".
+    """New rows, softmax and sums: fresh memory where the passes write all of it, else "nothing added".
 
     The sums are a stand-in, never written, where rows are not rounded.
     """
     real = gpu_launch.sum_type(rows.dtype)
     new = torch.empty_like(rows) if written else rows.clone() if residual else torch.zeros_like(rows)
-    lse = (
-        rows.new_empty(len(rows), dtype=real)
-        if written
-        else rows.new_full((len(rows),), torch.inf, dtype=real)
-    )
+    norm = rows.new_empty(len(rows), 2, dtype=real)
+    if not written:
+        norm[:, 0], norm[:, 1] = torch.inf, 0
     if not gpu_launch.is_narrow(rows.dtype):
-        return new, lse, lse
+        return new, norm, norm
     sums = torch.empty_like(rows, dtype=real) if written else torch.zeros_like(rows, dtype=real)
-    return new, lse, sums
+    return new, norm, sums
 
 
 def scores_as_given(s: Tensor, plan: GpuPlan) -> Tensor:
@@ -307,18 +307,18 @@ def run_entity_pass(
     plan: GpuPlan,
     s: Tensor,
     new_x: Tensor,
-    lse_x: Tensor,
+    norm_x: Tensor,
     sum_x: Tensor,
     part: Parts,
     score: str,
     residual: bool,
 ) -> None:
-    """Write new rows and log-sum-exps of uncut entities, and the parts of the others."""
+    """Write new rows and the softmax of uncut entities, and the parts of the others."""
     compiled = compile_block(SCORES[score])
     shape = gpu_launch.row_shape("forward.entity_pass", x.shape[1], x.dtype, compiled.columns)
     entity_pass[(len(plan.entity_chunk) // shape["BLOCK_E"],)](
         x_ptr=x, y_ptr=y, context_ptr=plan.context, chunk_ptr=plan.entity_chunk, s_ptr=s,
-        out_ptr=new_x, sum_ptr=sum_x, lse_ptr=lse_x, part_ptr=part.acc, part_top_ptr=part.top,
+        out_ptr=new_x, sum_ptr=sum_x, norm_ptr=norm_x, part_ptr=part.acc, part_top_ptr=part.top,
         part_total_ptr=part.total, block=compiled.block, COLUMNS=compiled.columns,
         HAS_SUM=gpu_launch.is_narrow(x.dtype), RESIDUAL=residual, BLOCK_S=8, **shape,
     )  # fmt: skip

@@ -9,7 +9,7 @@ rows of the first table only.
 import triton
 import triton.language as tl
 
-from lightcake_fast.kernels.gpu_tiles import LOWEST, log2_weight, normalized
+from lightcake_fast.kernels.gpu_tiles import LOWEST, log2_weight, normalized, store_norm
 
 
 @triton.jit
@@ -31,7 +31,7 @@ def weigh_parts(
 @triton.jit
 def merge_row(
     n, column_block, rows_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr,
-    out_ptr, sum_ptr, lse_ptr,
+    out_ptr, sum_ptr, norm_ptr,
     HAS_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
@@ -61,7 +61,7 @@ def merge_row(
         )
     new, row_total = new + tl.sum(acc, 0), row_total + tl.sum(total)
 
-    row_factor, lse = normalized(row_top, row_total)
+    row_factor, row_top = normalized(row_top, row_total)
     new *= row_factor
     place, inside = row * WIDTH + column, column < WIDTH
     if HAS_SUM:
@@ -69,13 +69,13 @@ def merge_row(
     if rows_ptr is not None:
         new += tl.load(rows_ptr + place, mask=inside, other=0.0).to(ACC)
     tl.store(out_ptr + place, new.to(out_ptr.dtype.element_ty), mask=inside)
-    tl.store(lse_ptr + row, lse, mask=column_block == 0)
+    store_norm(norm_ptr, row, row_top, row_factor, column_block == 0)
 
 
 @triton.jit
 def merge_pass(
     x_ptr, y_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr,
-    new_x_ptr, new_y_ptr, sum_x_ptr, sum_y_ptr, lse_x_ptr, lse_y_ptr, relation_rows, relation_programs,
+    new_x_ptr, new_y_ptr, sum_x_ptr, sum_y_ptr, norm_x_ptr, norm_y_ptr, relation_rows, relation_programs,
     HAS_SUM: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
     BLOCK_P_LONG: tl.constexpr, BLOCK_C_LONG: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -88,14 +88,14 @@ def merge_pass(
         blocks = triton.cdiv(WIDTH, BLOCK_C_LONG)
         merge_row(
             p // blocks, p % blocks, y_ptr, row_ptr, bound_ptr, part_ptr, part_top_ptr, part_total_ptr,
-            new_y_ptr, sum_y_ptr, lse_y_ptr, HAS_SUM, WIDTH, BLOCK_P_LONG, BLOCK_C_LONG, ACC,
+            new_y_ptr, sum_y_ptr, norm_y_ptr, HAS_SUM, WIDTH, BLOCK_P_LONG, BLOCK_C_LONG, ACC,
         )  # fmt: skip
     else:
         blocks = triton.cdiv(WIDTH, BLOCK_C)
         p -= relation_programs
         merge_row(
             relation_rows + p // blocks, p % blocks, x_ptr, row_ptr, bound_ptr,
-            part_ptr, part_top_ptr, part_total_ptr, new_x_ptr, sum_x_ptr, lse_x_ptr,
+            part_ptr, part_top_ptr, part_total_ptr, new_x_ptr, sum_x_ptr, norm_x_ptr,
             HAS_SUM, WIDTH, BLOCK_P, BLOCK_C, ACC,
         )  # fmt: skip
 

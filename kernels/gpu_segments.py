@@ -25,6 +25,7 @@ from lightcake_fast.kernels.gpu_tiles import (
     normalized,
     row_pointers,
     scale_row,
+    store_norm,
     store_row,
     zero_row,
 )
@@ -33,7 +34,7 @@ from lightcake_fast.kernels.segment_plan import SegmentPlan, cut_heads
 
 @triton.jit
 def softmax_pass(
-    s_ptr, values_ptr, index_ptr, chunk_ptr, out_ptr, lse_ptr, part_ptr, part_top_ptr, part_total_ptr,
+    s_ptr, values_ptr, index_ptr, chunk_ptr, out_ptr, norm_ptr, part_ptr, part_top_ptr, part_total_ptr,
     chunks, slots, heads, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
@@ -77,16 +78,16 @@ def softmax_pass(
         store_row(part, acc, live & cut, WIDTH, 1, BLOCK_D)
         tl.store(part_top_ptr + slot[:, None], top, mask=live & cut)
         tl.store(part_total_ptr + slot[:, None], total, mask=live & cut)
-    factor, lse = normalized(top, total)
+    factor, top = normalized(top, total)
     store_row(
         row_pointers(out_ptr, row, WIDTH, BLOCK_D), scale_row(acc, factor), live & ~cut, WIDTH, 1, BLOCK_D
     )
-    tl.store(lse_ptr + row[:, None], lse, mask=live & ~cut)
+    store_norm(norm_ptr, row[:, None], top, factor, live & ~cut)
 
 
 @triton.jit
 def slope_pass(
-    g_ptr, s_ptr, lse_ptr, out_ptr, values_ptr, index_ptr, chunk_ptr, w_ptr, slope_ptr, chunks, heads,
+    g_ptr, s_ptr, norm_ptr, out_ptr, values_ptr, index_ptr, chunk_ptr, w_ptr, slope_ptr, chunks, heads,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """w_e, and ``ds_e = w_e (<g_m, v_i(e)> - <g_m, out_m>)``.
@@ -101,7 +102,7 @@ def slope_pass(
     longest = tl.load(chunk_ptr + 4 * n0 + 1)
     last = tl.maximum(length - 1, 0)
     row = row * heads + head
-    lse = tl.load(lse_ptr + row)
+    top, factor = tl.load(norm_ptr + 2 * row), tl.load(norm_ptr + 2 * row + 1)
     g = load_row(row_pointers(g_ptr, row, WIDTH, BLOCK_D), WIDTH, 1, BLOCK_D, ACC)
     out = load_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), WIDTH, 1, BLOCK_D, ACC)
     row_dot = tl.sum(add_dot(tl.zeros([BLOCK_E, BLOCK_D], ACC), g, out), 1)
@@ -109,7 +110,7 @@ def slope_pass(
     index, s = tl.load(index_ptr + start), tl.load(s_ptr + start * heads + head)
     for k in range(longest):
         v_ptr = row_pointers(values_ptr, index * heads + head, WIDTH, BLOCK_D)
-        w = tl.exp2(log2_weight(s, lse))
+        w = tl.exp2(log2_weight(s, top)) * factor
         place = start + tl.minimum(k + 1, last)
         index, s = tl.load(index_ptr + place), tl.load(s_ptr + place * heads + head)
         v = load_row(v_ptr, WIDTH, 1, BLOCK_D, ACC)
@@ -155,18 +156,18 @@ def gather_pass(
 
 
 def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> tuple[Tensor, Tensor]:
-    """The sums [M, H, d] and the log-sum-exps [M, H], +inf for a segment without a live entry.
+    """The sums [M, H, d]; a segment's maximum, +inf without a live entry, and one over its total [M, H, 2].
 
     Scores [E, H] and results are of the type of the sums: float32 for 16-bit values [N, H, d].
     """
     (heads, width), chunks, slots = values.shape[1:], len(plan.chunk), len(plan.part_row)
     real = gpu_launch.sum_type(values.dtype)
     out = values.new_empty(num_segments, heads, width, dtype=real)
-    lse = s.new_empty(num_segments, heads)
+    norm = s.new_empty(num_segments, heads, 2)
     part, top, total = (s.new_empty(slots * heads, *shape) for shape in ((width,), (), ()))
     shape = gpu_launch.row_shape("forward.entity_pass", width, values.dtype)
     softmax_pass[(triton.cdiv(chunks, shape["BLOCK_E"]), heads)](
-        s_ptr=s, values_ptr=values, index_ptr=plan.index, chunk_ptr=plan.chunk, out_ptr=out, lse_ptr=lse,
+        s_ptr=s, values_ptr=values, index_ptr=plan.index, chunk_ptr=plan.chunk, out_ptr=out, norm_ptr=norm,
         part_ptr=part, part_top_ptr=top, part_total_ptr=total, chunks=chunks, slots=slots, heads=heads,
         BLOCK_S=8, **shape,
     )  # fmt: skip
@@ -176,21 +177,21 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
         merge_pass[(programs,)](
             x_ptr=None, y_ptr=None, row_ptr=cut_row, bound_ptr=cut_part,
             part_ptr=part, part_top_ptr=top, part_total_ptr=total,
-            new_x_ptr=out, new_y_ptr=out, sum_x_ptr=out, sum_y_ptr=out, lse_x_ptr=lse, lse_y_ptr=lse,
+            new_x_ptr=out, new_y_ptr=out, sum_x_ptr=out, sum_y_ptr=out, norm_x_ptr=norm, norm_y_ptr=norm,
             relation_rows=0, relation_programs=0, HAS_SUM=False, **shape,
         )  # fmt: skip
-    return out, lse
+    return out, norm
 
 
 def backward(
-    g: Tensor, s: Tensor, values: Tensor, out: Tensor, lse: Tensor, plan: SegmentPlan
+    g: Tensor, s: Tensor, values: Tensor, out: Tensor, norm: Tensor, plan: SegmentPlan
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients ds [E, H] from the sums alone, dv [N, H, d] and the weights [E, H]; g as the values."""
     (heads, width), chunks, index_chunks = values.shape[1:], len(plan.chunk), len(plan.index_chunk)
     w, slope, grad_values = torch.empty_like(s), torch.empty_like(s), torch.empty_like(values)
     shape = gpu_launch.row_shape("forward.entity_pass", width, values.dtype)
     slope_pass[(triton.cdiv(chunks, shape["BLOCK_E"]), heads)](
-        g_ptr=g, s_ptr=s, lse_ptr=lse, out_ptr=out, values_ptr=values, index_ptr=plan.index,
+        g_ptr=g, s_ptr=s, norm_ptr=norm, out_ptr=out, values_ptr=values, index_ptr=plan.index,
         chunk_ptr=plan.chunk, w_ptr=w, slope_ptr=slope, chunks=chunks, heads=heads, **shape,
     )  # fmt: skip
     slots = len(plan.index_part_row)

@@ -21,7 +21,6 @@ from lightcake_fast.kernels import plan
 
 NO_CHUNK = tl.constexpr(plan.GPU_NO_CHUNK)
 LOG2E = tl.constexpr(1.4426950408889634)
-LN2 = tl.constexpr(0.6931471805599453)
 # what a maximum begins with: below every score, but finite, since a masked score of -inf minus -inf were NaN
 LOWEST = tl.constexpr(-1e38)
 
@@ -180,10 +179,15 @@ def store_folded_row(
 
 @triton.jit
 def normalized(top, total):
-    """One over a softmax row's total, and its log-sum-exp: one and +inf where no triple is live.
+    """One over a softmax row's total, and its maximum: one and +inf where no triple is live.
 
-    A score that is no number makes the total NaN, and with it the row and its log-sum-exp. Where one triple
-    has all the weight, the log-sum-exp is its score exactly.
+    A score that is no number makes the total NaN, and with it the row.
     """
-    some = tl.where(total == 0, 1.0, total)
-    return 1.0 / some, tl.where(total == 0, float("inf"), top + tl.log2(some) * LN2)
+    return 1.0 / tl.where(total == 0, 1.0, total), tl.where(total == 0, float("inf"), top)
+
+
+@triton.jit
+def store_norm(ptr, row, top, factor, live):
+    """Write what ``normalized`` gave, where ``live``."""
+    tl.store(ptr + 2 * row, top, mask=live)
+    tl.store(ptr + 2 * row + 1, factor, mask=live)

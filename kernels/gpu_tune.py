@@ -27,8 +27,8 @@ def tune(
     )
 
     def layer() -> None:
-        new_x, new_y, s, lse_x, lse_y, *sums = forward(x, y, plan, None, score, "both")
-        backward(x, y, x, y, new_x, new_y, s, lse_x, lse_y, plan, score, *sums)
+        new_x, new_y, s, norm_x, norm_y, *sums = forward(x, y, plan, None, score, "both")
+        backward(x, y, x, y, new_x, new_y, s, norm_x, norm_y, plan, score, *sums)
 
     times: dict[str, dict[tuple[int, int], float]] = {}
     for kernel, shipped in gpu_launch.SHIPPED.items():

@@ -13,6 +13,7 @@ from lightcake_fast.kernels.plan import GpuPlan, Plan
 from lightcake_fast.launching import launching
 from lightcake_fast.operators import operator
 from lightcake_fast.reference import layer as reference
+from lightcake_fast.reference import partial
 from lightcake_fast.scores import fused, score_named
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def context_weights(
                 _widened(entities), _widened(relations), graph.context_triples, both_ways, score
             )
             return alpha.to(entities.dtype), beta.to(entities.dtype)
-        _, _, s, lse_x, lse_y, *_ = _fused(entities, relations, graph, score, "both", True, mask, backend)
+        _, _, s, norm_x, norm_y, *_ = _fused(entities, relations, graph, score, "both", True, mask, backend)
         heads, relation_ids, _ = graph.context_triples
         if backend == "triton":
             from lightcake_fast.kernels import gpu_forward
@@ -130,8 +131,8 @@ def context_weights(
             from lightcake_fast.kernels import cpu_forward
 
             given = cpu_forward.scores_as_given(s, graph.plan)
-        alpha = (given - lse_x.index_select(0, heads)).exp()
-        beta = (given - lse_y.index_select(0, relation_ids)).exp()
+        alpha = partial.softmax_weights(given, norm_x, heads)
+        beta = partial.softmax_weights(given, norm_y, relation_ids)
         return alpha.to(entities.dtype), beta.to(entities.dtype)
 
 
@@ -388,8 +389,9 @@ def _(
     backend: str,
 ) -> list[Tensor]:
     real = torch.float32 if x.dtype in _NARROW else x.dtype
-    scores, lse_x, lse_y = (x.new_empty(n, dtype=real) for n in (2 * len(plan[0]), len(x), len(y)))
-    outputs = [torch.empty_like(x), torch.empty_like(y), scores, lse_x, lse_y]
+    scores = x.new_empty(2 * len(plan[0]), dtype=real)
+    norm_x, norm_y = (rows.new_empty(len(rows), 2, dtype=real) for rows in (x, y))
+    outputs = [torch.empty_like(x), torch.empty_like(y), scores, norm_x, norm_y]
     if x.dtype in _NARROW:
         outputs += [torch.empty_like(x, dtype=real), torch.empty_like(y, dtype=real)]
     return outputs
@@ -411,8 +413,8 @@ def _context_layer_backward(
         return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual)
     from lightcake_fast.kernels import cpu_backward
 
-    new_x, new_y, s, lse_x, lse_y = outputs
-    rows = x, y, new_x, new_y, s, lse_x, lse_y
+    new_x, new_y, s, norm_x, norm_y = outputs
+    rows = x, y, new_x, new_y, s, norm_x, norm_y
     return list(cpu_backward.backward(g, q, *rows, Plan(*plan), score, residual=residual))
 
 
@@ -443,8 +445,8 @@ def _backward_on_gpu(
 ) -> list[Tensor]:
     from lightcake_fast.kernels import gpu_backward
 
-    new_x, new_y, s, lse_x, lse_y, *sums = outputs
-    rows = x, y, new_x, new_y, s, lse_x, lse_y
+    new_x, new_y, s, norm_x, norm_y, *sums = outputs
+    rows = x, y, new_x, new_y, s, norm_x, norm_y
     with launching(x.device):
         return list(gpu_backward.backward(g, q, *rows, GpuPlan(*plan), score, *sums, residual=residual))
 
@@ -466,7 +468,7 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, y, plan, _, score, _, residual, backend = inputs
-    ctx.set_materialize_grads(False)  # nobody asks for those of the scores and log-sum-exps
+    ctx.set_materialize_grads(False)  # nobody asks for those of the scores and the softmax's norms
     ctx.save_for_backward(x, y, *output, *plan)
     ctx.outputs, ctx.rest = len(output), (score, residual, backend)
 

@@ -107,7 +107,7 @@ class _PartialLayer(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, y, *saved = ctx.saved_tensors
         share = operator.Share(*saved)
-        whole = share.means, share.lse_relations
+        whole = share.means, share.norm_relations
         grad_x, grad_y = operator.backward(
             g.contiguous(), torch.zeros_like(y), x, y, share, *whole, *ctx.rest
         )

@@ -17,6 +17,7 @@ from lightcake_fast.ops import (
     without_transforms,
 )
 from lightcake_fast.reference import segments as reference
+from lightcake_fast.reference.partial import softmax_weights
 
 _NARROW = (torch.float16, torch.bfloat16)
 
@@ -227,12 +228,12 @@ def _aggregate(
     order = SegmentPlan(*plan)
     if len(s):
         with launching(values.device):
-            out, lse = _kernels(backend).forward(s, values, order, num_segments)
+            out, norm = _kernels(backend).forward(s, values, order, num_segments)
     else:
         out = s.new_zeros(num_segments, *values.shape[1:])
-        lse = s.new_full((num_segments, s.shape[1]), torch.inf)
-    w = (s - lse.index_select(0, order.segment)).exp() if with_weights else s.new_empty(0)
-    return [out, lse, w]
+        norm = s.new_zeros(num_segments, s.shape[1], 2)
+    w = softmax_weights(s, norm, order.segment) if with_weights else s.new_empty(0)
+    return [out, norm, w]
 
 
 @_aggregate.register_fake
@@ -240,7 +241,7 @@ def _(
     s: Tensor, values: Tensor, plan: list[Tensor], num_segments: int, with_weights: bool, backend: str
 ) -> list[Tensor]:
     w = torch.empty_like(s) if with_weights else s.new_empty(0)
-    return [s.new_empty(num_segments, *values.shape[1:]), s.new_empty(num_segments, s.shape[1]), w]
+    return [s.new_empty(num_segments, *values.shape[1:]), s.new_empty(num_segments, s.shape[1], 2), w]
 
 
 @operator("segment_softmax_aggregate_backward")
@@ -250,7 +251,7 @@ def _aggregate_backward(
     s: Tensor,
     values: Tensor,
     out: Tensor,
-    lse: Tensor,
+    norm: Tensor,
     plan: list[Tensor],
     backend: str,
 ) -> list[Tensor]:
@@ -258,11 +259,11 @@ def _aggregate_backward(
         return [torch.zeros_like(s), torch.zeros_like(values)]
     kernels, order = _kernels(backend), SegmentPlan(*plan)
     with launching(values.device):
-        slope, grad_values, w = kernels.backward(g.to(values.dtype), s, values, out, lse, order)
+        slope, grad_values, w = kernels.backward(g.to(values.dtype), s, values, out, norm, order)
         if c is not None:
             # what the weights' own gradient adds: its weighted mean is one more sum of the same kind
             itself = torch.arange(len(s), dtype=torch.int32, device=s.device)
-            mean, _ = kernels.forward(s, c[..., None].contiguous(), order._replace(index=itself), len(lse))
+            mean, _ = kernels.forward(s, c[..., None].contiguous(), order._replace(index=itself), len(norm))
             slope += w * (c - mean[..., 0].index_select(0, order.segment))
     return [slope, grad_values]
 
@@ -274,7 +275,7 @@ def _(
     s: Tensor,
     values: Tensor,
     out: Tensor,
-    lse: Tensor,
+    norm: Tensor,
     plan: list[Tensor],
     backend: str,
 ) -> list[Tensor]:
@@ -283,17 +284,17 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     s, values, plan, _, with_weights, backend = inputs
-    ctx.set_materialize_grads(False)  # nobody asks for those of the log-sum-exps
+    ctx.set_materialize_grads(False)  # nobody asks for those of the norms
     ctx.save_for_backward(s, values, output[0], output[1], *plan)
     ctx.with_weights, ctx.backend = with_weights, backend
 
 
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
-    s, values, out, lse, *plan = ctx.saved_tensors
+    s, values, out, norm, *plan = ctx.saved_tensors
     g, _, c = gradients
     c = c if ctx.with_weights else None  # else of an empty tensor, which stands for the weights
     g = torch.zeros_like(out) if g is None else g.contiguous()
-    grad_s, grad_values = _aggregate_backward(g, c, s, values, out, lse, plan, ctx.backend)
+    grad_s, grad_values = _aggregate_backward(g, c, s, values, out, norm, plan, ctx.backend)
     return grad_s, grad_values, [None] * len(plan), None, None, None
 
 

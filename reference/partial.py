@@ -24,19 +24,20 @@ def forward(
 
     Returns:
         New entities; the weighted means of relations, without y (y itself outside of the context); the scores
-        (E,), -inf where masked; each row's log-sum-exp, +inf without a live triple or outside of the context.
+        (E,), -inf where masked; each row's maximum and one over its sum of exp(s - maximum), (N, 2) and
+        (2R, 2), the maximum +inf without a live triple or outside of the context.
     """
     h, r, _ = triples
     f, e_h, e_r, e_t = _rows(x, y, triples, score)
     s = f.psi(e_h, e_r, e_t).masked_fill(mask, -torch.inf)
     new_x, new_y = (rows.clone() if residual else torch.zeros_like(rows) for rows in (x, y))
-    lse_x, lse_y = (rows.new_full((len(rows),), torch.inf) for rows in (x, y))
+    norm_x, norm_y = (rows.new_tensor([torch.inf, 0]).repeat(len(rows), 1) for rows in (x, y))
     if context != "relation":
-        mean, lse_x = _weighted_means(s, h, len(x), f.phi_ent(e_r, e_t))
+        mean, norm_x = _weighted_means(s, h, len(x), f.phi_ent(e_r, e_t))
         new_x += mean
     if context != "entity":
-        new_y, lse_y = _weighted_means(s, r, len(y), f.phi_rel(e_h, e_t))
-    return new_x, new_y, s, lse_x, lse_y
+        new_y, norm_y = _weighted_means(s, r, len(y), f.phi_rel(e_h, e_t))
+    return new_x, new_y, s, norm_x, norm_y
 
 
 def backward(
@@ -47,8 +48,8 @@ def backward(
     new_x: Tensor,
     new_y: Tensor,
     s: Tensor,
-    lse_x: Tensor,
-    lse_y: Tensor,
+    norm_x: Tensor,
+    norm_y: Tensor,
     triples: Triples,
     score: str,
     residual: bool,
@@ -61,7 +62,7 @@ def backward(
     ``alpha <g_h, phi_ent> + beta <q_r, phi_rel> + delta s``. Source: docs/op.md, "The gradient of one layer".
     """
     h, r, _ = triples
-    alpha, beta = (s - lse_x.index_select(0, h)).exp(), (s - lse_y.index_select(0, r)).exp()
+    alpha, beta = softmax_weights(s, norm_x, h), softmax_weights(s, norm_y, r)
     if residual:
         new_x, new_y = new_x - x, new_y - y
     dot_x, dot_y = (g * new_x).sum(1), (q * new_y).sum(1)
@@ -77,13 +78,19 @@ def backward(
     return g + grad_x if residual else grad_x, grad_y
 
 
+def softmax_weights(s: Tensor, norm: Tensor, segment: Tensor) -> Tensor:
+    """The softmax weights of scores from their segments' maxima and factors (M, 2)."""
+    top, factor = norm.index_select(0, segment).unbind(-1)
+    return (s - top).exp() * factor
+
+
 def _rows(x: Tensor, y: Tensor, triples: Triples, score: str) -> tuple[Score, Tensor, Tensor, Tensor]:
     h, r, t = triples
     return SCORES[score], x.index_select(0, h), y.index_select(0, r), x.index_select(0, t)
 
 
 def _weighted_means(s: Tensor, segment: Tensor, rows: int, phi: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax-weighted means of phi (E, d) in each segment, and the log-sum-exps of the scores."""
+    """Softmax-weighted means of phi (E, d) in each segment, and its maximum and factor."""
     top = s.new_full((rows,), -torch.inf).scatter_reduce(0, segment, s, "amax")
     shift = top.masked_fill(top == -torch.inf, 0)  # a segment with no live triple
     weight = (s - shift.index_select(0, segment)).exp()
@@ -91,4 +98,4 @@ def _weighted_means(s: Tensor, segment: Tensor, rows: int, phi: Tensor) -> tuple
     none = total == 0
     some = total.masked_fill(none, 1)
     sums = phi.new_zeros(rows, phi.shape[1]).index_add(0, segment, weight[:, None] * phi)
-    return sums / some[:, None], (shift + some.log()).masked_fill(none, torch.inf)
+    return sums / some[:, None], torch.stack([shift.masked_fill(none, torch.inf), 1 / some], 1)

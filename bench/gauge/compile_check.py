@@ -143,8 +143,8 @@ def _launches(case: Case) -> list[Launch]:
     count = segments.num_segments
 
     def op() -> None:
-        out, lse = gpu_segments.forward(s, values, segments.plan, count)
-        gpu_segments.backward(out.to(dtype), s, values, out, lse, segments.plan)
+        out, norm = gpu_segments.forward(s, values, segments.plan, count)
+        gpu_segments.backward(out.to(dtype), s, values, out, norm, segments.plan)
 
     return record(case.target, op)
 

@@ -162,8 +162,8 @@ def launch_layer(
     plan = graph.gpu_plan
 
     def layer() -> None:
-        new_x, new_y, s, lse_x, lse_y, *sums = gpu_forward.forward(x, y, plan, mask, score, context)
-        gpu_backward.backward(x, y, x, y, new_x, new_y, s, lse_x, lse_y, plan, score, *sums)
+        new_x, new_y, s, norm_x, norm_y, *sums = gpu_forward.forward(x, y, plan, mask, score, context)
+        gpu_backward.backward(x, y, x, y, new_x, new_y, s, norm_x, norm_y, plan, score, *sums)
 
     return record(target, layer)
 

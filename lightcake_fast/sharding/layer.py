@@ -5,7 +5,7 @@ else, since all triples of a head lie with its owner. Relation rows are the same
 is a share on each rank everywhere outside of a layer: the shares add up to it.
 
 Bytes that a rank sends for a layer, w bytes a number, with H halo rows and S rows that are halo of others:
-``(S + H) d w + (P - 1) 2R (d + 1) w + 2 (P - 1)/P 2R d w``, for the halo both ways, the means and the
+``(S + H) d w + (P - 1) 2R (d + 2) w + 2 (P - 1)/P 2R d w``, for the halo both ways, the means and the
 relations' gradient; with context "entity" the first alone.
 """
 
@@ -140,12 +140,12 @@ class _ShardedLayer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         x, y = shard.with_halo(x), y.contiguous()
         share = operator.forward(x, y, shard.graph, off, score, context, residual, backend)
-        new_y, lse_y = share.means, share.lse_relations
+        new_y, norm_y = share.means, share.norm_relations
         if context != "entity":
-            both = shard.world.gather(torch.cat([share.means, share.lse_relations[:, None]], 1))
+            both = shard.world.gather(torch.cat([share.means, share.norm_relations], 1))
             own = y if residual else None
-            new_y, lse_y = operator.merge_relations(own, both[..., :-1], both[..., -1])
-        ctx.save_for_backward(x, y, *share, new_y, lse_y)
+            new_y, norm_y = operator.merge_relations(own, both[..., :-2], both[..., -2:])
+        ctx.save_for_backward(x, y, *share, new_y, norm_y)
         ctx.shard, ctx.score, ctx.context, ctx.residual, ctx.backend = (
             shard,
             score,
@@ -160,7 +160,7 @@ class _ShardedLayer(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor, q: Tensor) -> tuple[Tensor | None, ...]:
         shard: Shard = ctx.shard
         x, y, *rest = ctx.saved_tensors
-        share, (new_y, lse_y) = operator.Share(*rest[:5]), rest[5:]
+        share, (new_y, norm_y) = operator.Share(*rest[:5]), rest[5:]
         # outside of the context no relation weighs anything, and its gradient is not looked at
         whole = q if ctx.context == "entity" else shard.world.add(q.clone())
         g = torch.cat([g, g.new_zeros(len(x) - shard.own, g.shape[1])])
@@ -171,7 +171,7 @@ class _ShardedLayer(torch.autograd.Function):
             y,
             share,
             new_y,
-            lse_y,
+            norm_y,
             shard.graph,
             ctx.score,
             ctx.residual,

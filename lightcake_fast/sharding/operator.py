@@ -1,9 +1,9 @@
 """A shard's part of a layer, without communication.
 
 A shard's rows are [own; halo]. Of the two directions of its raw triples those are live whose head is its own.
-The others have score -inf and a halo row has log-sum-exp +inf and gradient zero: then the passes of the
+The others have score -inf and a halo row has a maximum of +inf and gradient zero: then the passes of the
 whole graph, and every formula of docs/op.md, hold as they are. A relation's triples lie in many shards: each
-gives the mean over its own with their log-sum-exp, and ``merge_relations`` makes one row of them.
+gives the mean over its own with their norm, and ``merge_relations`` makes one row of them.
 """
 
 from typing import NamedTuple
@@ -23,15 +23,16 @@ class Share(NamedTuple):
         entities: new rows (N, d), those of the halo as they were.
         means: (2R, d), the softmax-weighted mean over the shard's own triples of each relation.
         scores: (E,), in the back end's order.
-        lse_entities: (N,), log-sum-exps of the rows; +inf in the halo.
-        lse_relations: (2R,), of the means; +inf for a relation without a live triple here.
+        norm_entities: (N, 2), each row's maximum of scores, +inf in the halo, and one over its sum of
+            exp(s - maximum).
+        norm_relations: (2R, 2), of the means; +inf for a relation without a live triple here.
     """
 
     entities: Tensor
     means: Tensor
     scores: Tensor
-    lse_entities: Tensor
-    lse_relations: Tensor
+    norm_entities: Tensor
+    norm_relations: Tensor
 
 
 def check_tables(x: Tensor, y: Tensor, score: str, backend: str) -> str:
@@ -90,7 +91,7 @@ def backward(
     y: Tensor,
     share: Share,
     new_y: Tensor,
-    lse_y: Tensor,
+    norm_y: Tensor,
     graph: ContextGraph,
     score: str,
     residual: bool,
@@ -105,14 +106,14 @@ def backward(
         y: as in ``forward``.
         share: what it returned.
         new_y: what ``merge_relations`` made of all shares.
-        lse_y: likewise.
+        norm_y: likewise.
         graph: as in ``forward``.
         score: as in ``forward``.
         residual: as in ``forward``.
         backend: as in ``forward``.
     """
-    new_x, _, s, lse_x, _ = share
-    rows, known = (g, q, x, y, new_x, new_y), (s, lse_x, lse_y)
+    new_x, _, s, norm_x, _ = share
+    rows, known = (g, q, x, y, new_x, new_y), (s, norm_x, norm_y)
     if backend == "triton":
         from lightcake_fast.kernels import gpu_backward
 
@@ -126,23 +127,25 @@ def backward(
     return reference_partial.backward(*rows, *known, graph.context_triples, score, residual)
 
 
-def merge_relations(y: Tensor | None, means: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+def merge_relations(y: Tensor | None, means: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
     """New relations from the means of all shards, in their order.
 
     Args:
         y: relations (2R, d), to which the mean is added; None for the mean alone.
         means: (P, 2R, d), of each shard.
-        lses: (P, 2R), their log-sum-exps, +inf where a shard has none.
+        norms: (P, 2R, 2), theirs, +inf where a shard has none.
 
     Returns:
-        The mean over all triples, added to y, (2R, d), and its log-sum-exp (2R,), +inf without a live triple.
+        The mean over all triples, added to y, (2R, d), and its norm (2R, 2).
     """
-    none = lses == torch.inf
-    top = lses.masked_fill(none, -torch.inf).amax(0)
+    tops, factors = norms.unbind(-1)
+    none = tops == torch.inf
+    top = tops.masked_fill(none, -torch.inf).amax(0)
     shift = top.masked_fill(top == -torch.inf, 0)
-    weights = (lses - shift).exp().masked_fill(none, 0)
+    weights = ((tops - shift).exp() / factors).masked_fill(none, 0)
     total = weights.sum(0)
     nothing = total == 0
     some = total.masked_fill(nothing, 1)
     mean = (weights[..., None] * means).sum(0) / some[:, None]
-    return mean if y is None else y + mean, (shift + some.log()).masked_fill(nothing, torch.inf)
+    norm = torch.stack([shift.masked_fill(nothing, torch.inf), 1 / some], 1)
+    return mean if y is None else y + mean, norm

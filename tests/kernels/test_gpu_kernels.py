@@ -452,20 +452,21 @@ def _row_passes(
 ) -> list[Tensor]:
     """All that the four passes over rows write, of the last two entities; the tables may be far larger."""
     width, parts = x.shape[1], len(plan.part_row)
-    s, lse_y, row_dot_y = torch.zeros(4), torch.zeros(4), torch.zeros(4)
-    lse_x, row_dot_x = torch.zeros(rows), torch.zeros(rows)
+    s, norm_y, row_dot_y = torch.zeros(4), torch.ones(4, 2), torch.zeros(4)
+    norm_x, row_dot_x = torch.zeros(rows, 2), torch.zeros(rows)
+    norm_x[-2:] = 1
     part = gpu_forward.Parts(torch.zeros(parts, width), torch.zeros(parts), torch.zeros(parts))
     gpu_forward.run_relation_pass(x, y, plan, None, s, part, score, True)
     results = [s.clone(), part.acc.clone()]
     # the result goes over its own row, which no other program reads: one chunk an entity
     new_x = x if rows > 2 else x.clone()
     kept = x[-2:].clone()
-    gpu_forward.run_entity_pass(x, y, plan, s, new_x, lse_x, lse_x, part, score, True)
-    results += [new_x[-2:].clone(), lse_x[-2:].clone()]
+    gpu_forward.run_entity_pass(x, y, plan, s, new_x, norm_x, norm_x, part, score, True)
+    results += [new_x[-2:].clone(), norm_x[-2:].clone()]
     x[-2:] = kept
     record, part_y = torch.zeros(4, gpu_backward.RECORD), torch.zeros(parts, width)
     gpu_backward.run_relation_pass(
-        g, q, x, y, plan, s, (lse_x, lse_y), (row_dot_x, row_dot_y), record, part_y, score
+        g, q, x, y, plan, s, (norm_x, norm_y), (row_dot_x, row_dot_y), record, part_y, score
     )
     grad_x = g if rows > 2 else g.clone()
     gpu_backward.run_entity_pass(g, q, x, y, plan, record, grad_x, part_y, score, True)

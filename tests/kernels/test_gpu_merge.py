@@ -28,21 +28,24 @@ def test_rows_from_their_parts(dtype: torch.dtype) -> None:
         "row_ptr": rows, "bound_ptr": bounds.int().to(DEVICE), "part_ptr": part, "relation_rows": 3,
         "relation_programs": relation_programs, **shape,
     }  # fmt: skip
-    new_x, new_y, lse_x, lse_y = x.clone(), y.clone(), x[:, 0].clone(), y[:, 0].clone()
+    new_x, new_y, norm_x, norm_y = x.clone(), y.clone(), x[:, :2].clone(), y[:, :2].clone()
     merge_pass[(programs,)](
         x_ptr=x, y_ptr=y, part_top_ptr=top, part_total_ptr=total, new_x_ptr=new_x, new_y_ptr=new_y,
-        sum_x_ptr=new_x, sum_y_ptr=new_y, lse_x_ptr=lse_x, lse_y_ptr=lse_y, HAS_SUM=False, **chosen,
+        sum_x_ptr=new_x, sum_y_ptr=new_y, norm_x_ptr=norm_x, norm_y_ptr=norm_y, HAS_SUM=False, **chosen,
     )  # fmt: skip
     grad_x, grad_y = x.clone(), y.clone()
     sum_pass[(programs,)](g_ptr=x, q_ptr=y, grad_x_ptr=grad_x, grad_y_ptr=grad_y, **chosen)
     for n, (start, end) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
-        of, new, lse, grad = (y, new_y, lse_y, grad_y) if n < 3 else (x, new_x, lse_x, grad_x)
+        of, new, norm, grad = (y, new_y, norm_y, grad_y) if n < 3 else (x, new_x, norm_x, grad_x)
         row = int(rows[n])
         wide, weighed = part[start:end].double(), top[start:end].double() + total[start:end].double().log()
         added = (wide / total[start:end, None].double() * weighed.softmax(0)[:, None]).sum(0)
         assert_close(new[row], of[row].double() + added, name=f"row of {end - start}", slack=8.0)
         assert_close(grad[row], of[row].double() + wide.sum(0), name=f"gradient of {end - start}", slack=4.0)
         if end > start:
-            assert_close(lse[row], weighed.logsumexp(0), name=f"log-sum-exp of {end - start}")
+            assert norm[row, 0] == top[start:end].max()
+            assert_close(
+                norm[row, 0] - norm[row, 1].log(), weighed.logsumexp(0), name=f"norm of {end - start}"
+            )
         else:
-            assert lse[row] == torch.inf
+            assert norm[row, 0] == torch.inf

@@ -1,16 +1,21 @@
 """Numbers at the edges of their types: each back end's gradients are finite and right against float64."""
 
+import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.ops import context_weights
+from lightcake_fast.scores import BUILT_IN, score_named
 from tests.support.comparison import TOLERANCES, assert_close
 from tests.support.fuzz import slope_error
-from tests.support.graphs import SCORES, layer_inputs, layer_results, random_rows
+from tests.support.graphs import QUICK_SCORES, SCORES, layer_inputs, layer_results, random_rows
 
 ON_CARD = torch.cuda.is_available()
 # with graphs for each: Triton's interpreter takes a second for the smaller one
@@ -169,3 +174,112 @@ def test_a_row_that_is_not_finite_shows_in_the_same_rows_of_all_back_ends(
         found = results(entities, relations, graph, backend, score=score, mask=mask)
         shown = [(~found[table].isfinite()).any(1).tolist() for table in ("entities", "relations")]
         assert shown == [[True, True, False, False, False, False], [True, False, True, False]], backend
+
+
+def at_scores_of(largest: float, score: str, graph: ContextGraph, seed: int) -> tuple[Tensor, Tensor]:
+    """Random float32 rows, their largest score of this size; RotatE's relations are rotations."""
+    x, y = random_rows(graph, 8, torch.float64, seed=seed)
+    heads, relations, tails = graph.context_triples
+    if score == "rotate":
+        y = torch.view_as_real(torch.polar(torch.ones(()), y[:, :4].float())).transpose(1, 2).flatten(1)
+    reached = score_named(score).psi(x[heads], y[relations], x[tails]).abs().max()
+    factor = (largest / reached) ** (1 / 3 if score in ("distmult", "complex", "simple") else 1)
+    return (x * factor).float(), (y if score == "rotate" else y * factor).float()
+
+
+def in_order(number: int, rows: Tensor, score: str) -> Tensor:
+    """The rows' entries in one of several orders: a score is the same sum, rounded in another way."""
+    columns = score_named(score).columns
+    count = rows.shape[1] // columns
+    order = torch.arange(count) if number == 0 else torch.randperm(count, generator=torch.manual_seed(number))
+    return rows[:, torch.cat([order + count * column for column in range(columns)])].contiguous()
+
+
+def largest_errors(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, score: str) -> dict[str, float]:
+    """The largest error of each table beside its largest number."""
+    exact = layer_results(x.double(), y.double(), graph, score=score, backend="reference")
+    found = results(x, y, graph, backend, score=score)
+    return {
+        table: ((found[table].double() - wide).abs().max() / wide.abs().max()).item()
+        for table, wide in exact.items()
+    }
+
+
+def assert_as_near_as_pytorch(
+    backend: str, graph: ContextGraph, score: str, inputs: list[tuple[Tensor, Tensor]]
+) -> None:
+    """The largest error of each table, over the inputs, is at most 4 times that of float32 PyTorch.
+
+    Where two large scores all but tie, an error is what their rounding makes of it: a thousandth or a
+    millionth by the order of the sum. So PyTorch's is the largest over several orders.
+    """
+    ours = [largest_errors(x, y, graph, backend, score) for x, y in inputs]
+    of_pytorch = [
+        largest_errors(in_order(n, x, score), in_order(n, y, score), graph, "reference", score)
+        for x, y in inputs
+        for n in range(6)
+    ]
+    for table in ours[0]:
+        error, allowed = max(e[table] for e in ours), 4 * max(e[table] for e in of_pytorch)
+        assert error <= allowed, f"{table}: {error:.2g} of the largest, four times PyTorch's {allowed:.2g}"
+
+
+def distinct_triples(entities: int, relations: int, count: int) -> ContextGraph:
+    """Random triples, no two of them equal."""
+    rng = np.random.default_rng(1)
+    numbers = rng.choice(entities * relations * entities, count, replace=False)
+    triples = np.stack(np.unravel_index(numbers, (entities, relations, entities)), 1)
+    return ContextGraph.from_triples(torch.from_numpy(triples), entities, relations)
+
+
+QUICK_LARGE = {("numba", score, s) for score in QUICK_SCORES for s in (8.0, 1000.0)} | {
+    ("triton", "transe", 1000.0)
+}
+LARGE = [
+    pytest.param(*case, marks=[] if case in QUICK_LARGE or ON_CARD else pytest.mark.full)
+    for case in itertools.product(("numba", "triton"), BUILT_IN, (1.0, 8.0, 100.0, 1000.0))
+]
+
+
+@pytest.mark.parametrize(("backend", "score", "largest"), LARGE)
+def test_errors_at_large_scores_are_those_of_pytorch(
+    backend: str, score: str, largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At scores of 1,000 a float32 log-sum-exp by itself is rounded by 3e-5, and with it every weight."""
+    graph, seeds = distinct_triples(300, 5, 2000), range(4)
+    if backend == "triton" and not ON_CARD:
+        monkeypatch.setattr(gpu_launch, "warp_size", lambda: 256)
+        graph, seeds = distinct_triples(24, 2, 120), range(3)
+    assert_as_near_as_pytorch(backend, graph, score, [at_scores_of(largest, score, graph, s) for s in seeds])
+
+
+def hub(tails: Tensor) -> ContextGraph:
+    """One entity and one relation with so many triples."""
+    triples = torch.stack([torch.zeros_like(tails), torch.zeros_like(tails), tails], 1)
+    return ContextGraph.from_triples(triples, int(tails.max()) + 1, 1)
+
+
+@pytest.mark.parametrize("largest", [8.0, 1000.0])
+@pytest.mark.parametrize("score", SCORES)
+def test_errors_of_hubs_are_those_of_pytorch(score: str, largest: float) -> None:
+    """An entity and a relation of 100,000 triples."""
+    graph = hub(torch.arange(100_000) % 5_000 + 1)
+    assert_as_near_as_pytorch("numba", graph, score, [at_scores_of(largest, score, graph, 0)])
+
+
+@pytest.mark.parametrize("score", ["distmult", "complex", "transe"])
+def test_a_hub_whose_weight_one_triple_has(score: str) -> None:
+    """Its weight is one, exactly, and errors are PyTorch's."""
+    graph = hub(torch.arange(100_000) + 1)
+    x, y = at_scores_of(1000.0, score, graph, 0)
+    if score == "transe":
+        x[7] = x[0] + y[0]
+    else:
+        x[7] *= 1000.0 / score_named(score).psi(x[0], y[0], x[7])
+        x[1:7] *= 0.1
+        x[8:] *= 0.1
+    weights = context_weights(x, y, graph, score=score, backend="numba")
+    for context in weights:
+        assert context[6] == 1
+        assert context[:100_000].sum() == 1
+    assert_as_near_as_pytorch("numba", graph, score, [(x, y)])

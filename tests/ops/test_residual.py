@@ -1,5 +1,6 @@
 """``residual=False``: the sums by themselves, as precise as sums are and not as differences of rows."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from torch import Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import gpu_launch, plan
 from lightcake_fast.ops import context_layer
+from lightcake_fast.scores import BUILT_IN
 from tests.support.comparison import TOLERANCES, assert_as_precise_as, assert_bitwise_equal, assert_close
-from tests.support.graphs import CONTEXTS, SCORES, layer_inputs, layer_results, random_rows
+from tests.support.graphs import CONTEXTS, QUICK_SCORES, layer_inputs, layer_results, random_rows
 
 GRAPHS = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # with cut rows
 SCALED = TOLERANCES[torch.float32].scaled
@@ -33,9 +35,18 @@ def sums(
     return {name: values.cpu() for name, values in found.items()}
 
 
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("backend", ["numba", "triton"])
+QUICK = {("numba", score, context) for score in QUICK_SCORES for context in CONTEXTS} | {
+    ("triton", "distmult", "both"),
+    ("triton", "transe", "relation"),
+    ("triton", "complex", "entity"),
+}
+CASES = [
+    pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full)
+    for case in itertools.product(("numba", "triton"), BUILT_IN, CONTEXTS)
+]
+
+
+@pytest.mark.parametrize(("backend", "score", "context"), CASES)
 def test_sums_and_their_gradients_equal_the_reference(backend: str, score: str, context: str) -> None:
     """Rows of a thousandth, whose products are far smaller: a difference of rows would lose three digits."""
     device = DEVICES.get(backend, "cpu")

@@ -80,19 +80,19 @@ def shards_in_turn(
         off = shard.left_out(None if mask is None else mask[torch.from_numpy(held.number)])
         share = operator.forward(x[names], y, shard.graph, off, score, context, residual, backend)
         parts.append((shard.own, names, shard.graph, share))
-    new_y, lse_y = parts[0][3].means, torch.full((len(y),), torch.inf, dtype=y.dtype)
+    new_y, norm_y = parts[0][3].means, y.new_tensor([torch.inf, 0]).repeat(len(y), 1)
     if context != "entity":
-        new_y, lse_y = operator.merge_relations(
+        new_y, norm_y = operator.merge_relations(
             y if residual else None,
             torch.stack([p[3].means for p in parts]),
-            torch.stack([p[3].lse_relations for p in parts]),
+            torch.stack([p[3].norm_relations for p in parts]),
         )
     new_x, grad_x, grad_y = torch.full_like(x, torch.nan), torch.zeros_like(x), q * residual
     for own, names, local, share in parts:
         new_x[names[:own]] = share.entities[:own]
         g_local = g[names].clone()
         g_local[own:] = 0
-        given = g_local, q, x[names], y, share, new_y, lse_y, local
+        given = g_local, q, x[names], y, share, new_y, norm_y, local
         dx, dy = operator.backward(*given, score, residual, backend)
         grad_x.index_add_(0, names, dx)
         grad_y += dy
