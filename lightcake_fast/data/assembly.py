@@ -81,24 +81,36 @@ def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:
         repeated = np.zeros(len(triples), dtype=bool)
         repeated[order[1:]] = (in_order[1:] == in_order[:-1]).all(axis=1)
         return triples[~repeated]
-    key = triples[:, 0].astype(np.int64)
-    key *= num_relations
-    key += triples[:, 1]
-    key *= num_entities
-    key += triples[:, 2]
-    in_order = np.sort(key)
-    again = np.unique(in_order[1:][in_order[1:] == in_order[:-1]])
-    del in_order
+    sizes = num_entities, num_relations
+    keys = _keys(triples, *sizes)
+    keys.sort()
+    again = np.unique(keys[1:][keys[1:] == keys[:-1]])
+    del keys  # as large as what follows, here and below
     if not len(again):
         return triples
     maybe = np.zeros(_REMAINDERS, dtype=bool)
     maybe[again % _REMAINDERS] = True
-    rows = np.flatnonzero(maybe[key % _REMAINDERS])  # few, as a rule
-    rows = rows[np.isin(key[rows], again)]
+    remainders = _keys(triples, *sizes)
+    remainders %= _REMAINDERS
+    rows = np.flatnonzero(maybe[remainders])  # few, as a rule
+    del remainders
+    keys = _keys(triples[rows], *sizes)
+    repeated = np.isin(keys, again)
+    rows, keys = rows[repeated], keys[repeated]
     keep = np.ones(len(triples), dtype=bool)
     keep[rows] = False
-    keep[rows[np.unique(key[rows], return_index=True)[1]]] = True
+    keep[rows[np.unique(keys, return_index=True)[1]]] = True
     return triples[keep]
+
+
+def _keys(triples: Ids, num_entities: int, num_relations: int) -> NDArray[np.int64]:
+    """A number for each triple, equal for equal ones alone."""
+    keys = triples[:, 0].astype(np.int64)
+    keys *= num_relations
+    keys += triples[:, 1]
+    keys *= num_entities
+    keys += triples[:, 2]
+    return keys
 
 
 def _by_appearance() -> dict[str, int]:
