@@ -29,7 +29,7 @@ from lightcake_fast.inference.pairs import FIELDS, read_rows
 from lightcake_fast.inference.report import entity_table, explanation_tables, prediction_table
 from lightcake_fast.inference.trained import TrainedModel
 from lightcake_fast.process import prepare_process
-from lightcake_fast.terminal import Console, json_line
+from lightcake_fast.terminal import Console, json_line, shown_on
 
 ROWS_PER_BLOCK = 4096
 COLUMNS = {
@@ -194,12 +194,11 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
     header = "" if options.json else "\t".join(COLUMNS[kind]) + "\n"
     name = "stdin" if given == "-" else given
     console = Console(stderr=True)
+    # rich would send what is printed meanwhile to the bar's console, which is stderr
+    progress = Progress(console=console, transient=True, redirect_stdout=False)
     with (
         nullcontext(sys.stdin.buffer) if given == "-" else Path(name).expanduser().open("rb") as file,
-        # rich would send what is printed meanwhile to the bar's console, which is stderr
-        Progress(
-            console=console, transient=True, disable=not console.is_terminal, redirect_stdout=False
-        ) as progress,
+        shown_on(console, progress),
     ):
         size = None if given == "-" else Path(name).expanduser().stat().st_size
         task = progress.add_task(kind, total=size)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,6 +41,11 @@ class Console(rich.console.Console):
         """Let `cli.run` know; rich would leave with exit code 1."""
         self.quiet = True
         raise  # the BrokenPipeError that rich is handling
+
+
+def shown_on(console: Console, bar: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    """A progress bar where it is one: elsewhere rich before 14.3 leaves an empty line, told to or not."""
+    return bar if console.is_terminal else nullcontext()
 
 
 class Table(rich.table.Table):

@@ -135,11 +135,14 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
     # rich costs start-up time that only a download needs to pay
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-    from lightcake_fast.terminal import Console
+    from lightcake_fast.terminal import Console, shown_on
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    # transient: a bar of a file that never came says nothing
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    progress = Progress(
+        *columns, console=console, transient=True
+    )  # a bar of a file that never came says nothing
+    with shown_on(console, progress):
         for name in _missing(dataset, target):
             url = f"{base_url}/{dataset.folder}/{name}"
             task = progress.add_task(f"{dataset.folder}/{name}", total=None)
