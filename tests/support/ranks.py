@@ -1,6 +1,7 @@
 """Processes that train together, started as torchrun starts them, but without its own process beside them."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -28,7 +29,9 @@ def start(ranks: int, *arguments: str, timeout: int = 120) -> list["subprocess.P
 
 def finish(processes: list["subprocess.Popen[str]"], *codes: int) -> list[tuple[str, str]]:
     """What each printed, to stdout and to stderr, after it ended with its code (0 where none is given)."""
-    outputs = [process.communicate(timeout=300) for process in processes]
+    ended = [process.communicate(timeout=300) for process in processes]
+    # which ranks PyTorch 2.9 has joined it says itself, on stdout
+    outputs = [(re.sub(r"^\[Gloo\] .*\n", "", out, flags=re.MULTILINE), err) for out, err in ended]
     wanted = list(codes) or [0] * len(processes)
     assert [process.returncode for process in processes] == wanted, outputs
     return outputs
