@@ -52,15 +52,15 @@ def wait_for_epochs(process: "subprocess.Popen[str]", folder: Path, count: int) 
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("long") / "run"
     done = finish(*LONG, "--out", str(folder))
     assert (done.returncode, done.stderr) == (0, "")
     return folder
 
 
 @pytest.mark.full  # in the quick run, signals come in this process: test_resume.py
-def test_sigint_and_sigterm_save_first(unbroken: Path, tmp_path: Path) -> None:
+def test_sigint_and_sigterm_save_first(long_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = [*LONG, "--out", str(folder)]
     for number, code, epochs in ((signal.SIGINT, 130, 3), (signal.SIGTERM, 143, 15)):
@@ -73,12 +73,12 @@ def test_sigint_and_sigterm_save_first(unbroken: Path, tmp_path: Path) -> None:
         assert not (folder / "results.json").exists()
         flags = ["--resume", str(folder), "--quiet"]
     assert finish(*flags).returncode == 0
-    assert_equal_runs(folder, unbroken)
+    assert_equal_runs(folder, long_run)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(11))
-def test_killed_three_times_at_random(unbroken: Path, tmp_path: Path, seed: int) -> None:
+def test_killed_three_times_at_random(long_run: Path, tmp_path: Path, seed: int) -> None:
     moments = random.Random(seed)
     folder = tmp_path / "run"
     kills = 0
@@ -93,7 +93,7 @@ def test_killed_three_times_at_random(unbroken: Path, tmp_path: Path, seed: int)
     assert kills, "every process had ended before it was killed"
     done = finish("--resume", str(folder), "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
-    assert_equal_runs(folder, unbroken)
+    assert_equal_runs(folder, long_run)
 
 
 @pytest.mark.parametrize(
