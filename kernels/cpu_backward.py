@@ -124,9 +124,8 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     beta_a[m], beta_b[m] = s[n] - norm_y[row, 0], s[n + 1] - norm_y[back, 0]
                     own_a[m], own_b[m] = own_a[m] - row_dot_x[i], own_b[m] - row_dot_x[j]
                     of_a[m], of_b[m] = of_a[m] - row_dot_y[row], of_b[m] - row_dot_y[back]
-                for m in range(
-                    BLOCK
-                ):  # always as many, without a remainder for scalars; the rest is not read
+                # always as many, without a remainder for scalars; the rest is not read
+                for m in range(BLOCK):
                     alpha_a[m], alpha_b[m] = exp(alpha_a[m]) * factor_a[m], exp(alpha_b[m]) * factor_b[m]
                     beta_a[m], beta_b[m] = exp(beta_a[m]) * norm_y[row, 1], exp(beta_b[m]) * norm_y[back, 1]
                     own_a[m] = slope_weight(alpha_a[m]) * own_a[m] + slope_weight(beta_a[m]) * of_a[m]

@@ -255,8 +255,8 @@ def forward(
     )  # fmt: skip
     own_x, own_y = x if residual else x[:0], y if residual and not partial else y[:0]
     new_x, new_y = _results(x, with_entities, residual), _results(y, with_relations, residual)
-    norm_x = x.new_empty(len(x), 2) if with_entities else no_weights(x)
-    norm_y = y.new_empty(len(y), 2) if with_relations else no_weights(y)
+    norm_x = x.new_empty(len(x), 2) if with_entities else _no_weights(x)
+    norm_y = y.new_empty(len(y), 2) if with_relations else _no_weights(y)
     if with_relations:
         merge_pass(
             width, len(y),
@@ -291,7 +291,7 @@ def _results(rows: Tensor, written: bool, residual: bool) -> Tensor:
     return rows.clone() if residual else torch.zeros_like(rows)
 
 
-def no_weights(rows: Tensor) -> Tensor:
+def _no_weights(rows: Tensor) -> Tensor:
     """The softmax's maximum and factor [N, 2] of rows whose triples all weigh zero."""
     return rows.new_tensor([torch.inf, 0]).repeat(len(rows), 1)
 

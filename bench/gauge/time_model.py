@@ -11,16 +11,16 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.gauge.kernel_cost import KernelCost, layer_cost
+from bench.gauge.compile_check import ROW_BYTES
+from bench.gauge.kernel_cost import KernelCost, LoopCost, layer_cost
 from lightcake_fast.cli import ArgumentParser, run
 from lightcake_fast.data import load_dataset
+from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels.plan import GPU_NO_CHUNK
 from lightcake_fast.kernels.scores import SCORES
 
-DATASETS = ("ddb14", "wn18rr", "nell995", "fb15k-237")
 LANES = 32
-LOAD_BYTES = 16  # of a row that a lane loads at once
 # Rows of entities that a pass gathers for a context triple; rows of relations come from L1.
 ENTITY_ROWS = {
     "gpu_forward.relation_pass": 1,
@@ -69,9 +69,8 @@ class Work:
 
 def limits(kernel: KernelCost, work: Work, card: Card, row_bytes: int) -> dict[str, float]:
     """Seconds of a pass if one thing alone bounds it, by what that is."""
-    (loop,) = [loop for loop in kernel.loops if loop.triples]
-    assert loop.triples is not None
-    trips = work.triples / loop.triples  # of single warps
+    loop, triples = row_loop(kernel)
+    trips = work.triples / triples  # of single warps
     rows = ENTITY_ROWS[kernel.name]
     tables = rows * work.table_bytes  # one for the rows, one for their gradients
     gathered = work.triples * rows * row_bytes
@@ -81,11 +80,17 @@ def limits(kernel: KernelCost, work: Work, card: Card, row_bytes: int) -> dict[s
     together = min(resident(kernel, card) * card.multiprocessors, work.programs * kernel.num_warps)
     return {
         "issue": trips * loop.instructions / (chip * card.issued),
-        "L1": trips * loop.row_loads * LANES * LOAD_BYTES / (chip * card.l1),
+        "L1": trips * loop.row_loads * LANES * ROW_BYTES / (chip * card.l1),
         "L2": gathered / card.l2,
         "memory": (tables + missed) / card.memory,
-        "waiting": max(trips / together, work.longest / (loop.triples * kernel.num_warps)) * wait,
+        "waiting": max(trips / together, work.longest / (triples * kernel.num_warps)) * wait,
     }
+
+
+def row_loop(kernel: KernelCost) -> tuple[LoopCost, float]:
+    """The loop of a pass that gathers rows, and the context triples that a trip of a warp settles."""
+    ((loop, triples),) = [(loop, loop.triples) for loop in kernel.loops if loop.triples]
+    return loop, triples
 
 
 def resident(kernel: KernelCost, card: Card) -> int:
@@ -95,14 +100,16 @@ def resident(kernel: KernelCost, card: Card) -> int:
     return programs * kernel.num_warps
 
 
-def work_of(kernel: KernelCost, graph: ContextGraph, row_bytes: int, side_by_side: int) -> Work:
-    """The work of a pass on a graph; an entity program takes `side_by_side` chunks at once."""
+def work_of(kernel: KernelCost, graph: ContextGraph, row_bytes: int) -> Work:
+    """The work of a pass on a graph."""
     plan, triples = graph.gpu_plan, 2 * graph.num_triples
     table = graph.num_entities * row_bytes
     if kernel.name.endswith("relation_pass"):
         chunk = plan.relation_chunk
         longest = 2 * int((chunk[:, 1] - chunk[:, 0]).max())
         return Work(triples, table, longest, len(chunk))
+    # a program takes several chunks at once, a triple of each at a time
+    side_by_side = max(round(row_loop(kernel)[1] * kernel.num_warps), 1)
     chunk = plan.entity_chunk[plan.entity_chunk[:, 3] != GPU_NO_CHUNK]
     longest = side_by_side * int((chunk[:, 1] - chunk[:, 0]).max())
     return Work(triples, table, longest, -(-len(chunk) // side_by_side))
@@ -126,8 +133,7 @@ def main(argv: Sequence[str]) -> None:
         print("|---|" + "---|" * (len(names) + 2))
         total = 0.0
         for kernel in kernels:
-            loop = next(loop for loop in kernel.loops if loop.triples)
-            work = work_of(kernel, graph, row_bytes, max(round((loop.triples or 1) * kernel.num_warps), 1))
+            work = work_of(kernel, graph, row_bytes)
             found = limits(kernel, work, card, row_bytes)
             binding = max(found, key=lambda name: found[name])
             total += found[binding]
@@ -141,7 +147,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = ArgumentParser("python -m bench.gauge.time_model", "What a layer's passes may take, by a model.")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--score", choices=tuple(SCORES), default="distmult")
-    parser.add_argument("--datasets", nargs="+", default=list(DATASETS), metavar="NAME")
+    parser.add_argument("--datasets", nargs="+", default=list(PUBLIC_DATASETS), metavar="NAME")
     parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
     return parser.parse_args(argv)
 

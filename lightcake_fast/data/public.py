@@ -139,9 +139,8 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     console = Console(stderr=True)
-    progress = Progress(
-        *columns, console=console, transient=True
-    )  # a bar of a file that never came says nothing
+    # transient: a bar of a file that never came says nothing
+    progress = Progress(*columns, console=console, transient=True)
     with shown_on(console, progress):
         for name in _missing(dataset, target):
             url = f"{base_url}/{dataset.folder}/{name}"

@@ -30,10 +30,10 @@ from lightcake_fast.inference.explanation import Case, Explainer
 from lightcake_fast.inference.pairs import name_rows
 from lightcake_fast.inference.writing import check_target, write_embeddings
 from lightcake_fast.metrics import (
-    PAIRS_PER_BLOCK,
     Evaluation,
     KnownRelations,
     NonFiniteScoresError,
+    pairs_per_block,
     summarise_ranks,
 )
 from lightcake_fast.training.config import TrainingConfig
@@ -89,7 +89,7 @@ class TrainedModel:
         """
         self.check_task("relation")
         rows, top = name_rows(pairs, "pairs"), _checked_top(top)
-        return Predictions(one for block in _blocks(rows) for one in self._predicted(block, top))
+        return Predictions(one for block in self._blocks(rows) for one in self._predicted(block, top))
 
     def score(self, triples: Iterable[Sequence[str]]) -> TripleScores:
         """Score, probability and rank of given triples.
@@ -104,7 +104,7 @@ class TrainedModel:
         """
         self.check_task("relation")
         rows = name_rows(triples, "triples")
-        return TripleScores(one for block in _blocks(rows) for one in self._scored(block))
+        return TripleScores(one for block in self._blocks(rows) for one in self._scored(block))
 
     def explain(self, head: str, tail: str, top: int = 5, *, relation: str | None = None) -> Explanation:
         """What in the graph a relation of a pair rests on.
@@ -319,6 +319,11 @@ class TrainedModel:
             return entities, relations
         return torch.cat([entities, entities.new_zeros(1, entities.shape[1])]), relations
 
+    def _blocks(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
+        """As many rows at a time as evaluation ranks at once: scores of all of them might not fit."""
+        size = pairs_per_block(self.model.entries)
+        return (rows[start : start + size] for start in range(0, len(rows), size))
+
     def _predicted(self, rows: Sequence[tuple[Any, ...]], top: int) -> Iterator[Prediction]:
         """The likeliest relations of a block of pairs."""
         ids, notes = self._ids(rows)
@@ -368,11 +373,6 @@ class TrainedModel:
 
     def _pair_scores(self, ids: list[list[int]]) -> Tensor:
         return self._experiment.scores(self._refined, torch.tensor(ids))
-
-
-def _blocks(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
-    """As many rows at a time as evaluation ranks at once: scores of all of them might not fit."""
-    return (rows[start : start + PAIRS_PER_BLOCK] for start in range(0, len(rows), PAIRS_PER_BLOCK))
 
 
 def load(

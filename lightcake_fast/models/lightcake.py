@@ -118,7 +118,19 @@ class LightCAKE(RelationModel):
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        for layer in range(self.layers):
+        return self._through(self.layers, entities, relations, graph, mask, backend)
+
+    def _through(
+        self,
+        layers: int,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph | Shard,
+        mask: Tensor | None,
+        backend: str,
+    ) -> tuple[Tensor, Tensor]:
+        """The rows that the first layers make of those they are given."""
+        for layer in range(layers):
             entities, relations = self.layer(layer, entities, relations, graph, mask, backend)
         return entities, relations
 
@@ -134,8 +146,7 @@ class LightCAKE(RelationModel):
         if not self.layers:
             return functional.embedding(rows, entities), relations
         last = self.layers - 1
-        for layer in range(last):
-            entities, relations = self.layer(layer, entities, relations, graph, mask, backend)
+        entities, relations = self._through(last, entities, relations, graph, mask, backend)
         x = None
         if self.context == "entity":
             options: dict[str, Any] = {"mask": mask, "residual": not self.mixes, "backend": backend}
@@ -156,10 +167,8 @@ class LightCAKE(RelationModel):
         self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         """See ``RelationModel``."""
-        entities, relations = self.inputs(shard.graph, mask, draws)
-        for layer in range(self.layers):
-            entities, relations = self.layer(layer, entities, relations, shard, mask, backend)
-        return entities, relations
+        inputs = self.inputs(shard.graph, mask, draws)
+        return self._through(self.layers, *inputs, shard, mask, backend)
 
     def layer(
         self,

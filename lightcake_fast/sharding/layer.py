@@ -146,13 +146,7 @@ class _ShardedLayer(torch.autograd.Function):
             own = y if residual else None
             new_y, norm_y = operator.merge_relations(own, both[..., :-2], both[..., -2:])
         ctx.save_for_backward(x, y, *share, new_y, norm_y)
-        ctx.shard, ctx.score, ctx.context, ctx.residual, ctx.backend = (
-            shard,
-            score,
-            context,
-            residual,
-            backend,
-        )
+        ctx.shard, ctx.context, ctx.residual, ctx.rest = shard, context, residual, (score, residual, backend)
         return share.entities[: shard.own].clone(), new_y
 
     @staticmethod
@@ -164,18 +158,7 @@ class _ShardedLayer(torch.autograd.Function):
         # outside of the context no relation weighs anything, and its gradient is not looked at
         whole = q if ctx.context == "entity" else shard.world.add(q.clone())
         g = torch.cat([g, g.new_zeros(len(x) - shard.own, g.shape[1])])
-        grad_x, grad_y = operator.backward(
-            g,
-            whole.contiguous(),
-            x,
-            y,
-            share,
-            new_y,
-            norm_y,
-            shard.graph,
-            ctx.score,
-            ctx.residual,
-            ctx.backend,
-        )
+        rows = x, y, share, new_y, norm_y
+        grad_x, grad_y = operator.backward(g, whole.contiguous(), *rows, shard.graph, *ctx.rest)
         grad_y = q + grad_y if ctx.residual else grad_y
         return shard.to_owners(grad_x), grad_y, *[None] * 6

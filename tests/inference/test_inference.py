@@ -116,7 +116,7 @@ def test_scores_of_many_pairs_are_held_for_a_block_at_a_time(
     pairs = [*pairwise(entities[:12])]
     triples = [(head, relation, tail) for head, tail in pairs]
     whole = trained.predict(pairs), trained.score(triples)
-    monkeypatch.setattr("lightcake_fast.inference.trained.PAIRS_PER_BLOCK", 3)
+    monkeypatch.setattr("lightcake_fast.metrics.PAIRS_PER_BLOCK", 3)
     sizes: list[int] = []
     scores = trained._pair_scores
 
