@@ -141,10 +141,10 @@ def pairwise(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         for y in grid[b]
     }
     rest = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    pairs = [set(map(frozenset, itertools.combinations(case.items(), 2))) for case in rest]
     cases = []
     while missing:
-        pairs = [set(map(frozenset, itertools.combinations(case.items(), 2))) for case in rest]
         best = max(range(len(rest)), key=lambda n: len(missing & pairs[n]))
-        missing -= pairs[best]
+        missing -= pairs.pop(best)
         cases.append(rest.pop(best))
     return cases
