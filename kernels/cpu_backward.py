@@ -13,7 +13,7 @@ from numba.extending import register_jitable
 from torch import Tensor
 
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
-from lightcake_fast.kernels.cpu_compiler import LINE, LONG_ROW, Pass, next_task, prefetch
+from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefetch_row
 from lightcake_fast.kernels.cpu_math import FAST, exp
 from lightcake_fast.kernels.cpu_merge import sum_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
@@ -72,12 +72,13 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
         s, norm_x, norm_y, row_dot_x, row_dot_y, link, part, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
-        zero = x.dtype.type(0)
+        zero = y.dtype.type(0)
         block = BLOCK if d <= 128 else BLOCK // 2  # their rows stay in the first cache
-        w = np.zeros((10, BLOCK), x.dtype)
+        w = np.zeros((10, BLOCK), y.dtype)
         own_a, own_b, of_a, of_b, factor_a, factor_b = w[0], w[1], w[2], w[3], w[4], w[5]
         alpha_a, alpha_b, beta_a, beta_b = w[6], w[7], w[8], w[9]
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
+        short_g = d * g.itemsize < LONG_ROW
         p = next_task(counter)
         while p < tasks:
             row = chunk_row[p]
@@ -93,13 +94,13 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     i0, i1, j0, j1 = head[e0], head[e1], tail[e0], tail[e1]
                     for e in range(min(e0 + 4, end), min(e0 + 6, end) if short else 0):
                         if head[e] != head[e - 1]:
-                            for k in range(0, d, LINE):
-                                prefetch(x, head[e], k)
-                                prefetch(g, head[e], k)
+                            prefetch_row(x, head[e], d)
+                            if short_g:
+                                prefetch_row(g, head[e], d)
                         if tail[e] != tail[e - 1]:
-                            for k in range(0, d, LINE):
-                                prefetch(x, tail[e], k)
-                                prefetch(g, tail[e], k)
+                            prefetch_row(x, tail[e], d)
+                            if short_g:
+                                prefetch_row(g, tail[e], d)
                     ent_a0, rel_a0, ent_b0, rel_b0 = zero, zero, zero, zero
                     ent_a1, rel_a1, ent_b1, rel_b1 = zero, zero, zero, zero
                     for k in range(d // columns):
@@ -173,9 +174,9 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
         out, part, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
-        zero = x.dtype.type(0)
+        zero = y.dtype.type(0)
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
-        handed, acc = np.empty((LONGEST_TASK, 5), x.dtype), np.empty((1, d), x.dtype)
+        handed, acc = np.empty((LONGEST_TASK, 5), y.dtype), np.empty((1, d), y.dtype)
         n = next_task(counter)
         while n < tasks:
             base, last = chunk[task[n]], chunk[task[n + 1]]
@@ -203,9 +204,8 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                         back = r + num_relations if r < num_relations else r - num_relations
                         if short:
                             soon = tail[min(e + 4, last - 1)]
-                            for k in range(0, d, LINE):
-                                prefetch(x, soon, k)
-                                prefetch(g, soon, k)
+                            prefetch_row(x, soon, d)
+                            prefetch_row(g, soon, d)
                         a, beta_a = handed[m, 0], handed[m, 1]
                         b, beta_b, alpha_b = handed[m, 2], handed[m, 3], handed[m, 4]
                         for k in range(d // columns):
@@ -244,6 +244,7 @@ def backward(
     *,
     residual: bool = True,
     partial: bool = False,
+    gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
@@ -252,6 +253,7 @@ def backward(
     triples elsewhere.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
+    read = x if gathered is None else gathered
     row_dot_x, row_dot_y = x.new_empty(len(x)), x.new_empty(len(y))
     row_dot_pass(width, -(-len(x) // ROWS), g, new_x, x if residual else x[:0], row_dot_x)
     row_dot_pass(width, -(-len(y) // ROWS), q, new_y, y if residual else y[:0], row_dot_y)
@@ -260,7 +262,7 @@ def backward(
     link, part, grad_y = x.new_empty(len(s) * LINK), x.new_empty(2 * chunks, width), torch.empty_like(y)
     relation_pass(
         width, chunks,
-        x, y, g, q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
+        read, y, g, q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
         s, norm_x, norm_y, row_dot_x, row_dot_y, link, part, score=score,
     )  # fmt: skip
     sum_pass(width, len(y), grad_y, own_q, plan.relation_row, plan.relation_part, part)
@@ -268,7 +270,7 @@ def backward(
     grad_x, part = torch.empty_like(x), x.new_empty(slots, width)
     entity_pass(
         width, len(plan.entity_task) - 1,
-        x, y, g, q, own_g, plan.context_relation, plan.context_tail, plan.context_record,
+        read, y, g, q, own_g, plan.context_relation, plan.context_tail, plan.context_record,
         plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task,
         link, grad_x, part, score=score,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from numba import types
 from numba.core.dispatcher import Dispatcher
 from numba.extending import overload, register_jitable
 
-from lightcake_fast.kernels.cpu_math import FAST
+from lightcake_fast.kernels.cpu_math import FAST, number
 from lightcake_fast.kernels.scores import SCORES
 
 Function = Callable[..., Any]
@@ -139,7 +139,7 @@ def _one_column(width: int) -> dict[str, Function]:
         rows[i, k] += values[0]
 
     return {
-        "at": lambda rows, i, k: (rows[i, k],),
+        "at": lambda rows, i, k: (number(rows, i, k),),
         "add": add,
         "plus": lambda a, b: (a[0] + b[0],),
         "times": lambda weight, values: (weight * values[0],),
@@ -152,7 +152,7 @@ def _two_columns(width: int) -> dict[str, Function]:
     if half:
 
         def at(rows, i, k):
-            return rows[i, k], rows[i, k + half]
+            return number(rows, i, k), number(rows, i, k + half)
 
         def add(rows, i, k, values):
             rows[i, k] += values[0]
@@ -160,7 +160,7 @@ def _two_columns(width: int) -> dict[str, Function]:
     else:
 
         def at(rows, i, k):
-            return rows[i, k], rows[i, k + rows.shape[1] // 2]
+            return number(rows, i, k), number(rows, i, k + rows.shape[1] // 2)
 
         def add(rows, i, k, values):
             rows[i, k] += values[0]

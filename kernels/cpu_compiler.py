@@ -17,13 +17,13 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils, event
 from numba.core.caching import FunctionCache
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
 from lightcake_fast.kernels.cpu_math import FAST
 
 FIXED_WIDTHS = (32, 64, 128, 256, 512)  # compiled as constants; the other widths share one compilation
-LINE = 16  # columns between two prefetches: a cache line of float32
+LINE = 64  # bytes of a cache line
 LONG_ROW = 1024  # bytes: such rows the processor fetches ahead by itself, and asking for them costs time
 
 
@@ -52,7 +52,7 @@ class Pass:
         self, width: int, tasks: int, rows: torch.Tensor, *arguments: Any, score: str | None = None
     ) -> None:
         """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads; tensors pass as arrays."""
-        arrays = [a.numpy() if isinstance(a, torch.Tensor) else a for a in (rows, *arguments)]
+        arrays = [_array(a) if isinstance(a, torch.Tensor) else a for a in (rows, *arguments)]
         arrays += [tasks, np.zeros(1, np.int64)]
         key = score, width if width in FIXED_WIDTHS else 0, rows.dtype
         if key not in self._compiled:
@@ -142,6 +142,11 @@ class _Notice(event.Listener):  # type: ignore[misc]
 _notice = _Notice()
 
 
+def _array(tensor: torch.Tensor) -> Any:
+    """A tensor as NumPy's array; of bfloat16, which NumPy lacks, as int16."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
 @functools.cache
 def _pool(size: int, flushes_denormals: bool) -> ThreadPoolExecutor:
     """Threads inherit how their maker treats denormals, and must all treat them alike."""
@@ -207,3 +212,18 @@ def prefetch(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(rows, types.intp, types.intp), generate
+
+
+def prefetch_row(rows: Any, row: Any, width: Any) -> Any:
+    """Ask for all cache lines of a row."""
+
+
+@overload(prefetch_row, jit_options=FAST)
+def _prefetch_row(rows: Any, row: Any, width: Any) -> Any:
+    columns = LINE * 8 // rows.dtype.bitwidth
+
+    def ask(rows: Any, row: Any, width: Any) -> Any:
+        for k in range(0, width, columns):
+            prefetch(rows, row, k)
+
+    return ask

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
-from lightcake_fast.kernels.cpu_compiler import LINE, LONG_ROW, Pass, next_task, prefetch
+from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefetch_row
 from lightcake_fast.kernels.cpu_math import exp
 from lightcake_fast.kernels.cpu_merge import merge_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
@@ -34,10 +34,10 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
         s, part, part_top, part_total, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
-        real = x.dtype.type
+        real = y.dtype.type
         zero, low = real(0), real(-np.inf)
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
-        weight_a, weight_b = np.empty(BLOCK, x.dtype), np.empty(BLOCK, x.dtype)
+        weight_a, weight_b = np.empty(BLOCK, y.dtype), np.empty(BLOCK, y.dtype)
         p = next_task(counter)
         while p < tasks:
             row = chunk_row[p]
@@ -57,11 +57,9 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     j0, j1, j2, j3 = tail[e0], tail[e1], tail[e2], tail[e3]
                     for e in range(min(e0 + 4, end), min(e0 + 8, end) if short else 0):
                         if head[e] != head[e - 1]:
-                            for k in range(0, d, LINE):
-                                prefetch(x, head[e], k)
+                            prefetch_row(x, head[e], d)
                         if tail[e] != tail[e - 1]:
-                            for k in range(0, d, LINE):
-                                prefetch(x, tail[e], k)
+                            prefetch_row(x, tail[e], d)
                     a0, a1, a2, a3 = zero, zero, zero, zero
                     b0, b1, b2, b3 = zero, zero, zero, zero
                     for k in range(d // columns):
@@ -160,10 +158,10 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
         out, norm, part, part_top, part_total, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
-        real = x.dtype.type
+        real = y.dtype.type
         zero, low = real(0), real(-np.inf)
         short = d * x.itemsize < LONG_ROW
-        weight, tops = np.empty(LONGEST_TASK, x.dtype), np.empty(LONGEST_TASK, x.dtype)
+        weight, tops = np.empty(LONGEST_TASK, y.dtype), np.empty(LONGEST_TASK, y.dtype)
         n = next_task(counter)
         while n < tasks:
             base, last = chunk[task[n]], chunk[task[n + 1]]
@@ -192,8 +190,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                     i0, i1, i2, i3 = relation[e0], relation[e1], relation[e2], relation[e3]
                     j0, j1, j2, j3 = tail[e0], tail[e1], tail[e2], tail[e3]
                     for e in range(min(e0 + 4, last), min(e0 + 8, last) if short else 0):
-                        for k in range(0, d, LINE):
-                            prefetch(x, tail[e], k)
+                        prefetch_row(x, tail[e], d)
                     w0 = weight[e0 - base]
                     w1 = weight[e1 - base] if e0 + 1 < end else zero
                     w2 = weight[e2 - base] if e0 + 2 < end else zero
@@ -230,9 +227,11 @@ def forward(
     *,
     residual: bool = True,
     partial: bool = False,
+    gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The layer on contiguous CPU rows x [N, d] and y [2R, d].
 
+    Context triples read ``gathered`` [N, d], a bfloat16 copy of x or one as wide as x; None stands for x.
     The mask has shape [T], or [T, 2] for a triple and its inverse each on its own. With ``partial`` relations
     have other triples elsewhere: their new rows are the weighted means alone, without y.
 
@@ -244,11 +243,12 @@ def forward(
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     with_entities, with_relations = context != "relation", context != "entity"
+    read = x if gathered is None else gathered
     s = x.new_empty(2 * len(plan.head))
     part, top, total = _parts(x, 2 * chunks if with_relations else 0)
     relation_pass(
         width, chunks,
-        x, y, plan.head, plan.tail, plan.triple, plan.relation_chunk, plan.relation_chunk_row,
+        read, y, plan.head, plan.tail, plan.triple, plan.relation_chunk, plan.relation_chunk_row,
         x.new_zeros(0, dtype=torch.bool) if mask is None else mask.view(-1),
         0 if mask is None else mask.ndim, with_relations,
         s, part, top, total, score=score,
@@ -266,7 +266,7 @@ def forward(
         part, top, total = _parts(x, slots)
         entity_pass(
             width, len(plan.entity_task) - 1,
-            x, y, own_x, plan.context_relation, plan.context_tail, plan.context_record,
+            read, y, own_x, plan.context_relation, plan.context_tail, plan.context_record,
             plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task, s,
             new_x, norm_x, part, top, total, score=score,
         )  # fmt: skip

@@ -325,6 +325,7 @@ def backward(
     *,
     residual: bool = True,
     partial: bool = False,
+    gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
@@ -347,9 +348,10 @@ def backward(
     )  # fmt: skip
     record = x.new_empty(len(s), RECORD, dtype=real)
     part = x.new_empty(len(plan.part_row), width, dtype=real)
-    run_relation_pass(g, q, x, y, plan, s, (norm_x, norm_y), (row_dot_x, row_dot_y), record, part, score)
+    read = x if gathered is None else gathered
+    run_relation_pass(g, q, read, y, plan, s, (norm_x, norm_y), (row_dot_x, row_dot_y), record, part, score)
     grad_x, grad_y = torch.empty_like(x), torch.empty_like(y)
-    run_entity_pass(g, q, x, y, plan, record, grad_x, part, score, residual)
+    run_entity_pass(g, q, read, y, plan, record, grad_x, part, score, residual)
     shape, programs, relation_programs = gpu_launch.merge_shape(
         len(y), len(plan.merge_row) - len(y), width, x.dtype
     )
@@ -383,7 +385,7 @@ def run_relation_pass(
         record_ptr=record, psi_slope_ptr=psi_slope, part_ptr=part, num_relations=len(y) // 2,
         block=compiled.block, COLUMNS=compiled.columns, BILINEAR=compiled.bilinear, OWN=compiled.own_row,
         BLOCK_W=32,
-        **gpu_launch.row_shape("backward.relation_pass", x.shape[1], x.dtype, compiled.columns),
+        **gpu_launch.row_shape("backward.relation_pass", y.shape[1], y.dtype, compiled.columns),
     )  # fmt: skip
 
 
@@ -401,7 +403,7 @@ def run_entity_pass(
 ) -> None:
     """Write the gradients of uncut entities, and the parts of the others."""
     compiled = compile_block(SCORES[score])
-    shape = gpu_launch.row_shape("backward.entity_pass", x.shape[1], x.dtype, compiled.columns)
+    shape = gpu_launch.row_shape("backward.entity_pass", y.shape[1], y.dtype, compiled.columns)
     entity_pass[(len(plan.entity_chunk) // shape["BLOCK_E"],)](
         x_ptr=x, y_ptr=y, g_ptr=g, q_ptr=q, context_ptr=plan.context, chunk_ptr=plan.entity_chunk,
         record_ptr=record, out_ptr=grad_x, part_ptr=part,

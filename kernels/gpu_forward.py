@@ -139,7 +139,7 @@ def relation_pass(
 
 @triton.jit
 def entity_pass(
-    x_ptr, y_ptr, context_ptr, chunk_ptr, s_ptr,
+    x_ptr, y_ptr, own_ptr, context_ptr, chunk_ptr, s_ptr,
     out_ptr, sum_ptr, norm_ptr, part_ptr, part_top_ptr, part_total_ptr,
     block, COLUMNS: tl.constexpr, HAS_SUM: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
@@ -200,7 +200,7 @@ def entity_pass(
         if HAS_SUM:
             store_row(row_pointers(sum_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, COLUMNS, BLOCK_D)
         if RESIDUAL:
-            own = load_row(row_pointers(x_ptr, row, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
+            own = load_row(row_pointers(own_ptr, row, WIDTH, BLOCK_D), WIDTH, COLUMNS, BLOCK_D, ACC)
             acc = add_row(own, acc)
         store_row(row_pointers(out_ptr, row, WIDTH, BLOCK_D), acc, live, WIDTH, COLUMNS, BLOCK_D)
         store_norm(norm_ptr, row[:, None], top, factor, live)
@@ -224,9 +224,11 @@ def forward(
     *,
     residual: bool = True,
     partial: bool = False,
+    gathered: Tensor | None = None,
 ) -> list[Tensor]:
     """The layer on contiguous rows x [N, d] and y [2R, d] of one device.
 
+    Context triples read ``gathered`` [N, d], a bfloat16 copy of x or one as wide as x; None stands for x.
     The mask has shape [T], or [T, 2] for a triple and its inverse each on its own. With ``partial`` relations
     have other triples elsewhere: their new rows are the weighted means alone, without y.
 
@@ -246,9 +248,10 @@ def forward(
     new_y, norm_y, sum_y = _results(y, with_relations, residual)
     if not idle:
         part = Parts(*(x.new_empty(parts, *shape, dtype=real) for shape in ((x.shape[1],), (), ())))
-        run_relation_pass(x, y, plan, mask, s, part, score, with_relations)
+        read = x if gathered is None else gathered
+        run_relation_pass(read, y, plan, mask, s, part, score, with_relations)
         if with_entities:
-            run_entity_pass(x, y, plan, s, new_x, norm_x, sum_x, part, score, residual)
+            run_entity_pass(read, y, x, plan, s, new_x, norm_x, sum_x, part, score, residual)
         relation_rows = len(y) if with_relations else 0
         shape, programs, relation_programs = gpu_launch.merge_shape(
             relation_rows, len(plan.merge_row) - len(y) if with_entities else 0, x.shape[1], x.dtype
@@ -297,13 +300,14 @@ def run_relation_pass(
         mask_ptr=s if mask is None else mask, s_ptr=s, part_ptr=part.acc, part_top_ptr=part.top,
         part_total_ptr=part.total, num_relations=len(y) // 2,
         block=compiled.block, COLUMNS=compiled.columns, WAYS=0 if mask is None else mask.ndim, WITH_SUMS=sums,
-        **gpu_launch.row_shape("forward.relation_pass", x.shape[1], x.dtype, compiled.columns),
+        **gpu_launch.row_shape("forward.relation_pass", y.shape[1], y.dtype, compiled.columns),
     )  # fmt: skip
 
 
 def run_entity_pass(
     x: Tensor,
     y: Tensor,
+    own: Tensor,
     plan: GpuPlan,
     s: Tensor,
     new_x: Tensor,
@@ -315,10 +319,10 @@ def run_entity_pass(
 ) -> None:
     """Write new rows and the softmax of uncut entities, and the parts of the others."""
     compiled = compile_block(SCORES[score])
-    shape = gpu_launch.row_shape("forward.entity_pass", x.shape[1], x.dtype, compiled.columns)
+    shape = gpu_launch.row_shape("forward.entity_pass", y.shape[1], y.dtype, compiled.columns)
     entity_pass[(len(plan.entity_chunk) // shape["BLOCK_E"],)](
-        x_ptr=x, y_ptr=y, context_ptr=plan.context, chunk_ptr=plan.entity_chunk, s_ptr=s,
+        x_ptr=x, y_ptr=y, own_ptr=own, context_ptr=plan.context, chunk_ptr=plan.entity_chunk, s_ptr=s,
         out_ptr=new_x, sum_ptr=sum_x, norm_ptr=norm_x, part_ptr=part.acc, part_top_ptr=part.top,
         part_total_ptr=part.total, block=compiled.block, COLUMNS=compiled.columns,
-        HAS_SUM=gpu_launch.is_narrow(x.dtype), RESIDUAL=residual, BLOCK_S=8, **shape,
+        HAS_SUM=gpu_launch.is_narrow(own.dtype), RESIDUAL=residual, BLOCK_S=8, **shape,
     )  # fmt: skip

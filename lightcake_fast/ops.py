@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CONTEXTS = ("both", "entity", "relation")
 BACKENDS = ("auto", "triton", "numba", "reference")
+ROWS = ("float32", "bfloat16")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "y", "on")
 _NARROW = (torch.float16, torch.bfloat16)
@@ -37,6 +38,7 @@ def context_layer(
     context: str = "both",
     mask: Tensor | None = None,
     residual: bool = True,
+    rows: str = "float32",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """One LightCAKE layer: each row plus the softmax-weighted sum over its context triples.
@@ -56,6 +58,10 @@ def context_layer(
         mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
             inverse out. None leaves nothing out.
         residual: False returns the sums alone, without the rows that they are added to.
+        rows: "float32" reads the tables as they are. "bfloat16", for float32 tables, has context triples read
+            the entities from a 16-bit copy, made once: half the bytes of a row. Relations, sums, gradients
+            and the rows that the sums are added to stay float32; gradients pass the rounding as if it were
+            none (docs/op.md has the error). float64 tables are rounded alike.
         backend: "auto" takes "numba" on the CPU and "triton" on a GPU; "reference" is plain PyTorch.
             "triton" on the CPU needs its interpreter (TRITON_INTERPRET=1) and is for tests.
 
@@ -68,7 +74,7 @@ def context_layer(
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
-    entities, relations, backend = _checked(entities, relations, graph, score, context, mask, backend)
+    entities, relations, backend = _checked(entities, relations, graph, score, context, mask, rows, backend)
     if backend == "reference":
         both_ways = None if mask is None else mask.repeat(2)
         x, y = reference.context_layer(
@@ -79,9 +85,10 @@ def context_layer(
             score,
             context,
             residual,
+            rows,
         )
     else:
-        x, y, *_ = _fused(entities, relations, graph, score, context, residual, mask, backend)
+        x, y, *_ = _fused(entities, relations, graph, score, context, residual, mask, rows, backend)
     return x.to(entities.dtype), y.to(relations.dtype)
 
 
@@ -92,6 +99,7 @@ def context_weights(
     *,
     score: str = "distmult",
     mask: Tensor | None = None,
+    rows: str = "float32",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The softmax weights that ``context_layer`` gives each context triple, for looking at: no gradient.
@@ -102,6 +110,7 @@ def context_weights(
         graph: as in ``context_layer``.
         score: as in ``context_layer``.
         mask: as in ``context_layer``; a masked triple weighs zero.
+        rows: as in ``context_layer``.
         backend: as in ``context_layer``.
 
     Returns:
@@ -113,15 +122,16 @@ def context_weights(
 
     Source: LightCAKE, arXiv 2102.10826, equations 2 and 4.
     """
-    entities, relations, backend = _checked(entities, relations, graph, score, "both", mask, backend)
+    entities, relations, backend = _checked(entities, relations, graph, score, "both", mask, rows, backend)
     with torch.no_grad():
         if backend == "reference":
             both_ways = None if mask is None else mask.repeat(2)
             alpha, beta = reference.context_weights(
-                _widened(entities), _widened(relations), graph.context_triples, both_ways, score
+                _widened(entities), _widened(relations), graph.context_triples, both_ways, score, rows
             )
             return alpha.to(entities.dtype), beta.to(entities.dtype)
-        _, _, s, norm_x, norm_y, *_ = _fused(entities, relations, graph, score, "both", True, mask, backend)
+        made = _fused(entities, relations, graph, score, "both", True, mask, rows, backend)
+        s, norm_x, norm_y = made[2:5]
         heads, relation_ids, _ = graph.context_triples
         if backend == "triton":
             from lightcake_fast.kernels import gpu_forward
@@ -177,6 +187,7 @@ def _checked(
     score: str,
     context: str,
     mask: Tensor | None,
+    rows: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, str]:
     """Check the arguments of the public functions once.
@@ -186,10 +197,19 @@ def _checked(
     """
     _check_kinds(entities, relations, graph, mask)
     entities, relations = autocast_first(entities), autocast_first(relations)
-    for name, value, known in (("context", context, CONTEXTS), ("backend", backend, BACKENDS)):
+    for name, value, known in (
+        ("context", context, CONTEXTS),
+        ("rows", rows, ROWS),
+        ("backend", backend, BACKENDS),
+    ):
         if value not in known:
             raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
     _check_tables(entities, relations, graph, mask)
+    if rows == "bfloat16" and entities.dtype in _NARROW:
+        raise ValueError(
+            f"rows: got 'bfloat16' with entities of {entities.dtype}, 16 bits wide already, wanted "
+            "'float32', which reads them as they are"
+        )
     _check_width(score, "entities", entities.shape[1])
     return entities, relations, layer_backend(score, backend, entities, relations)
 
@@ -320,13 +340,14 @@ def _fused(
     context: str,
     residual: bool,
     mask: Tensor | None,
+    rows: str,
     backend: str,
 ) -> list[Tensor]:
     x, y = entities.contiguous(), relations.contiguous()
     if backend == "numba":
         x, y = _widened(x), _widened(y)
     plan = graph.plan if backend == "numba" else graph.gpu_plan
-    arguments = x, y, list(plan), mask, score, context, residual, backend
+    arguments = x, y, list(plan), mask, score, context, residual, rows, backend
     return _context_layer(*arguments)  # type: ignore[no-any-return]
 
 
@@ -339,13 +360,16 @@ def _context_layer(
     score: str,
     context: str,
     residual: bool,
+    rows: str,
     backend: str,
 ) -> list[Tensor]:
     if backend == "triton":
-        return _forward_on_gpu(x, y, plan, mask, score, context, residual)
+        return _forward_on_gpu(x, y, plan, mask, score, context, residual, rows)
     from lightcake_fast.kernels import cpu_forward
 
-    return list(cpu_forward.forward(x, y, Plan(*plan), mask, score, context, residual=residual))
+    copy = gathered(x, rows)
+    made = cpu_forward.forward(x, y, Plan(*plan), mask, score, context, residual=residual, gathered=copy)
+    return [*made, *_given(copy)]
 
 
 @_context_layer.register_kernel("cuda")
@@ -357,9 +381,10 @@ def _(
     score: str,
     context: str,
     residual: bool,
+    rows: str,
     backend: str,
 ) -> list[Tensor]:
-    return _forward_on_gpu(x, y, plan, mask, score, context, residual)
+    return _forward_on_gpu(x, y, plan, mask, score, context, residual, rows)
 
 
 def _forward_on_gpu(
@@ -370,11 +395,30 @@ def _forward_on_gpu(
     score: str,
     context: str,
     residual: bool,
+    rows: str,
 ) -> list[Tensor]:
     from lightcake_fast.kernels import gpu_forward
 
+    copy, order = gathered(x, rows), GpuPlan(*plan)
     with launching(x.device):
-        return gpu_forward.forward(x, y, GpuPlan(*plan), mask, score, context, residual=residual)
+        made = gpu_forward.forward(x, y, order, mask, score, context, residual=residual, gathered=copy)
+    return [*made, *_given(copy)]
+
+
+def gathered(x: Tensor, rows: str) -> Tensor | None:
+    """The copy of entities (N, d) that context triples read; None where they read the table itself.
+
+    Of float64 rows it is as wide as they are, of the values that bfloat16 has.
+    """
+    if rows == "float32":
+        return None
+    copy = x.bfloat16()
+    return copy if x.dtype == torch.float32 else copy.to(x.dtype)
+
+
+def _given(copy: Tensor | None) -> list[Tensor]:
+    """The last outputs of the operator: the copy, which the backward reads again."""
+    return [] if copy is None else [copy]
 
 
 @_context_layer.register_fake
@@ -386,6 +430,7 @@ def _(
     score: str,
     context: str,
     residual: bool,
+    rows: str,
     backend: str,
 ) -> list[Tensor]:
     real = torch.float32 if x.dtype in _NARROW else x.dtype
@@ -394,6 +439,8 @@ def _(
     outputs = [torch.empty_like(x), torch.empty_like(y), scores, norm_x, norm_y]
     if x.dtype in _NARROW:
         outputs += [torch.empty_like(x, dtype=real), torch.empty_like(y, dtype=real)]
+    if rows == "bfloat16":
+        outputs.append(torch.empty_like(x, dtype=torch.bfloat16 if x.dtype == torch.float32 else x.dtype))
     return outputs
 
 
@@ -407,15 +454,16 @@ def _context_layer_backward(
     plan: list[Tensor],
     score: str,
     residual: bool,
+    rows: str,
     backend: str,
 ) -> list[Tensor]:
     if backend == "triton":
-        return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual)
+        return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual, rows)
     from lightcake_fast.kernels import cpu_backward
 
-    new_x, new_y, s, norm_x, norm_y = outputs
-    rows = x, y, new_x, new_y, s, norm_x, norm_y
-    return list(cpu_backward.backward(g, q, *rows, Plan(*plan), score, residual=residual))
+    (new_x, new_y, s, norm_x, norm_y), copy = _without_copy(outputs, rows)
+    tables, order = (x, y, new_x, new_y, s, norm_x, norm_y), Plan(*plan)
+    return list(cpu_backward.backward(g, q, *tables, order, score, residual=residual, gathered=copy))
 
 
 @_context_layer_backward.register_kernel("cuda")
@@ -428,9 +476,10 @@ def _(
     plan: list[Tensor],
     score: str,
     residual: bool,
+    rows: str,
     backend: str,
 ) -> list[Tensor]:
-    return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual)
+    return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual, rows)
 
 
 def _backward_on_gpu(
@@ -442,13 +491,20 @@ def _backward_on_gpu(
     plan: list[Tensor],
     score: str,
     residual: bool,
+    rows: str,
 ) -> list[Tensor]:
     from lightcake_fast.kernels import gpu_backward
 
-    new_x, new_y, s, norm_x, norm_y, *sums = outputs
-    rows = x, y, new_x, new_y, s, norm_x, norm_y
+    (new_x, new_y, s, norm_x, norm_y, *sums), copy = _without_copy(outputs, rows)
+    tables, order = (x, y, new_x, new_y, s, norm_x, norm_y), GpuPlan(*plan)
     with launching(x.device):
-        return list(gpu_backward.backward(g, q, *rows, GpuPlan(*plan), score, *sums, residual=residual))
+        found = gpu_backward.backward(g, q, *tables, order, score, *sums, residual=residual, gathered=copy)
+    return list(found)
+
+
+def _without_copy(outputs: list[Tensor], rows: str) -> tuple[list[Tensor], Tensor | None]:
+    """What the forward's passes made, and the copy that triples read."""
+    return (outputs, None) if rows == "float32" else (outputs[:-1], outputs[-1])
 
 
 @_context_layer_backward.register_fake
@@ -461,16 +517,17 @@ def _(
     plan: list[Tensor],
     score: str,
     residual: bool,
+    rows: str,
     backend: str,
 ) -> list[Tensor]:
     return [torch.empty_like(x), torch.empty_like(y)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, y, plan, _, score, _, residual, backend = inputs
+    x, y, plan, _, score, _, residual, rows, backend = inputs
     ctx.set_materialize_grads(False)  # nobody asks for those of the scores and the softmax's norms
     ctx.save_for_backward(x, y, *output, *plan)
-    ctx.outputs, ctx.rest = len(output), (score, residual, backend)
+    ctx.outputs, ctx.rest = len(output), (score, residual, rows, backend)
 
 
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
@@ -481,7 +538,7 @@ def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
         for rows, gradient in zip((x, y), gradients[:2], strict=True)
     )
     grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, *ctx.rest)
-    return grad_x, grad_y, [None] * len(plan), *[None] * 5
+    return grad_x, grad_y, [None] * len(plan), *[None] * 6
 
 
 def no_second_derivative(ctx: Any, *gradients: Any) -> None:

@@ -46,11 +46,12 @@ def context_rows(
     entities: Tensor,
     relations: Tensor,
     graph: ContextGraph,
-    rows: Tensor,
+    ids: Tensor,
     *,
     score: str = "distmult",
     mask: Tensor | None = None,
     residual: bool = True,
+    rows: str = "float32",
     backend: str = "auto",
 ) -> Tensor | None:
     """Some rows of ``context_layer`` with the context "entity", in the same bits.
@@ -59,14 +60,15 @@ def context_rows(
         entities: as in ``context_layer``, float32 or float64.
         relations: as in ``context_layer``.
         graph: as in ``context_layer``.
-        rows: int64 (M,), the entities whose new rows are wanted, some of them more than once perhaps.
+        ids: int64 (M,), the entities whose new rows are wanted, some of them more than once perhaps.
         score: as in ``context_layer``.
         mask: as in ``context_layer``.
         residual: as in ``context_layer``.
+        rows: as in ``context_layer``.
         backend: as in ``context_layer``.
 
     Returns:
-        New rows (M, d); None on a GPU, and where the rows read so much of the graph that nothing is saved.
+        New rows (M, d); None on a GPU, and where they read so much of the graph that nothing is saved.
 
     Raises:
         ValueError: as ``context_layer``.
@@ -74,7 +76,7 @@ def context_rows(
     if graph.device.type != "cpu":
         return None
     chosen = operator.check_tables(entities, relations, score, backend)
-    part = _part(graph, rows)
+    part = _part(graph, ids)
     if part is None or chosen == "triton":
         return None
     off = part.off
@@ -84,9 +86,9 @@ def context_rows(
     if chosen == "reference":
         both_ways = off.T.reshape(-1)
         triples = part.graph.context_triples
-        new, _ = reference.context_layer(x, relations, triples, both_ways, score, "entity", residual)
+        new, _ = reference.context_layer(x, relations, triples, both_ways, score, "entity", residual, rows)
     else:
-        new = _PartialLayer.apply(x, relations.contiguous(), part.graph, off, score, residual)  # type: ignore[no-untyped-call]
+        new = _PartialLayer.apply(x, relations.contiguous(), part.graph, off, score, residual, rows)  # type: ignore[no-untyped-call]
     return functional.embedding(part.rows, new)
 
 
@@ -95,9 +97,16 @@ class _PartialLayer(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor, graph: ContextGraph, off: Tensor, score: str, residual: bool
+        ctx: Any,
+        x: Tensor,
+        y: Tensor,
+        graph: ContextGraph,
+        off: Tensor,
+        score: str,
+        residual: bool,
+        rows: str,
     ) -> Tensor:
-        share = operator.forward(x, y, graph, off, score, "entity", residual, "numba")
+        share = operator.forward(x, y, graph, off, score, "entity", residual, rows, "numba")
         ctx.save_for_backward(x, y, *share)
         ctx.rest = graph, score, residual, "numba"
         return share.entities
@@ -111,7 +120,7 @@ class _PartialLayer(torch.autograd.Function):
         grad_x, grad_y = operator.backward(
             g.contiguous(), torch.zeros_like(y), x, y, share, *whole, *ctx.rest
         )
-        return grad_x, grad_y, None, None, None, None
+        return grad_x, grad_y, *[None] * 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,9 +145,9 @@ def _heads(graph: ContextGraph) -> _Heads:
     return _FOUND[graph]
 
 
-def _part(graph: ContextGraph, rows: Tensor) -> Part | None:
+def _part(graph: ContextGraph, ids: Tensor) -> Part | None:
     """What entities read, or None if it is too much."""
-    heads, asked = _heads(graph), rows.numpy()
+    heads, asked = _heads(graph), ids.numpy()
     wanted = np.zeros(graph.num_entities, bool)
     wanted[asked] = True
     entities = np.flatnonzero(wanted)

@@ -14,6 +14,7 @@ def context_layer(
     score: str,
     context: str,
     residual: bool = True,
+    rows: str = "float32",
 ) -> tuple[Tensor, Tensor]:
     """Add to each entity and relation the softmax-weighted sum over its context triples.
 
@@ -25,6 +26,7 @@ def context_layer(
         score: a key of ``SCORES``.
         context: "both", "entity" or "relation".
         residual: False leaves out the rows that the sums are added to.
+        rows: "float32" for entities as they are in all triples, "bfloat16" for their values in that type.
 
     Returns:
         The new entities (N, d) and relations (2R, d).
@@ -33,7 +35,8 @@ def context_layer(
     """
     h, r, t = triples
     functions = SCORES[score]
-    e_h, e_r, e_t = entities.index_select(0, h), relations.index_select(0, r), entities.index_select(0, t)
+    read = rounded(entities) if rows == "bfloat16" else entities
+    e_h, e_r, e_t = read.index_select(0, h), relations.index_select(0, r), read.index_select(0, t)
     s = functions.psi(e_h, e_r, e_t)
     new_entities, new_relations = (
         table if residual else nothing_added(table) for table in (entities, relations)
@@ -47,6 +50,13 @@ def context_layer(
     return new_entities, new_relations
 
 
+def rounded(table: Tensor) -> Tensor:
+    """The nearest bfloat16 values of a table, in its type; autograd takes them for the table itself."""
+    off = (table.bfloat16().to(table.dtype) - table).detach()
+    # an infinity is no further from itself; beyond the largest bfloat16 the nearest is infinite
+    return table + off.nan_to_num(0.0, torch.inf, -torch.inf)
+
+
 def nothing_added(table: Tensor) -> Tensor:
     """Zeros that autograd takes for a function of the table."""
     return torch.zeros_like(table) + table[:0].sum()
@@ -58,12 +68,12 @@ def context_weights(
     triples: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
     score: str,
+    rows: str = "float32",
 ) -> tuple[Tensor, Tensor]:
     """The weights of each context triple: alpha in its head's context, beta in its relation's, each (E,)."""
     h, r, t = triples
-    s = SCORES[score].psi(
-        entities.index_select(0, h), relations.index_select(0, r), entities.index_select(0, t)
-    )
+    read = rounded(entities) if rows == "bfloat16" else entities
+    s = SCORES[score].psi(read.index_select(0, h), relations.index_select(0, r), read.index_select(0, t))
     return segment_softmax(s, h, len(entities), mask), segment_softmax(s, r, len(relations), mask)
 
 

@@ -9,7 +9,14 @@ Triples = tuple[Tensor, Tensor, Tensor]
 
 
 def forward(
-    x: Tensor, y: Tensor, triples: Triples, mask: Tensor, score: str, context: str, residual: bool
+    x: Tensor,
+    y: Tensor,
+    triples: Triples,
+    mask: Tensor,
+    score: str,
+    context: str,
+    residual: bool,
+    gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The part of a layer that some context triples make.
 
@@ -21,6 +28,7 @@ def forward(
         score: a key of ``SCORES``.
         context: "both", "entity" or "relation".
         residual: False leaves out the rows that the sums are added to.
+        gathered: what triples read instead of x, (N, d); None for x.
 
     Returns:
         New entities; the weighted means of relations, without y (y itself outside of the context); the scores
@@ -28,7 +36,7 @@ def forward(
         (2R, 2), the maximum +inf without a live triple or outside of the context.
     """
     h, r, _ = triples
-    f, e_h, e_r, e_t = _rows(x, y, triples, score)
+    f, e_h, e_r, e_t = _rows(x if gathered is None else gathered, y, triples, score)
     s = f.psi(e_h, e_r, e_t).masked_fill(mask, -torch.inf)
     new_x, new_y = (rows.clone() if residual else torch.zeros_like(rows) for rows in (x, y))
     norm_x, norm_y = (rows.new_tensor([torch.inf, 0]).repeat(len(rows), 1) for rows in (x, y))
@@ -53,6 +61,7 @@ def backward(
     triples: Triples,
     score: str,
     residual: bool,
+    gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dL/dx, and this part's share of dL/dy without q, from gradients of whole new rows.
 
@@ -67,7 +76,8 @@ def backward(
         new_x, new_y = new_x - x, new_y - y
     dot_x, dot_y = (g * new_x).sum(1), (q * new_y).sum(1)
     with torch.enable_grad():
-        x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+        x = (x if gathered is None else gathered).detach().requires_grad_()
+        y = y.detach().requires_grad_()
         f, e_h, e_r, e_t = _rows(x, y, triples, score)
         of_head = (g.index_select(0, h) * f.phi_ent(e_r, e_t)).sum(1)
         of_relation = (q.index_select(0, r) * f.phi_rel(e_h, e_t)).sum(1)

@@ -18,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from bench.gauge.disassembly import Instruction, Program
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.ops import gathered
 
 # of this checkout alone: Triton's own cache takes equal sources of two checkouts for one, and its code then
 # names the lines of files that are not these
@@ -141,6 +142,7 @@ def launch_layer(
     score: str = "distmult",
     context: str = "both",
     masked: bool = True,
+    rows: str = "float32",
 ) -> list[Launch]:
     """The launches of one layer, forward and backward, compiled for a target.
 
@@ -151,6 +153,7 @@ def launch_layer(
         score: one that has Triton kernels.
         context: "both", "entity" or "relation".
         masked: with a mask, as in training.
+        rows: that context triples read.
     """
     from lightcake_fast.kernels import gpu_backward, gpu_forward
 
@@ -159,11 +162,14 @@ def launch_layer(
     graph = ContextGraph.from_triples(triples, 64, 8)
     x, y = torch.zeros(64, width, dtype=dtype), torch.zeros(16, width, dtype=dtype)
     mask = torch.zeros(len(triples), dtype=torch.bool) if masked else None
-    plan = graph.gpu_plan
+    plan, copy = graph.gpu_plan, gathered(x, rows)
 
     def layer() -> None:
-        new_x, new_y, s, norm_x, norm_y, *sums = gpu_forward.forward(x, y, plan, mask, score, context)
-        gpu_backward.backward(x, y, x, y, new_x, new_y, s, norm_x, norm_y, plan, score, *sums)
+        new_x, new_y, s, norm_x, norm_y, *sums = gpu_forward.forward(
+            x, y, plan, mask, score, context, gathered=copy
+        )
+        made = new_x, new_y, s, norm_x, norm_y
+        gpu_backward.backward(x, y, x, y, *made, plan, score, *sums, gathered=copy)
 
     return record(target, layer)
 

@@ -8,7 +8,7 @@ from torch import Generator, Tensor, nn
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
-from lightcake_fast.ops import BACKENDS, CONTEXTS, context_layer
+from lightcake_fast.ops import BACKENDS, CONTEXTS, ROWS, context_layer
 from lightcake_fast.scores import score_named
 
 
@@ -23,6 +23,7 @@ class LightCAKEConv(nn.Module):
         num_relations: R, above every edge type; inverses have rows of their own.
         score: as in ``context_layer``.
         context: as in ``context_layer``.
+        rows: as in ``context_layer``.
         backend: as in ``context_layer``.
         generator: source of the initial relations.
 
@@ -42,6 +43,7 @@ class LightCAKEConv(nn.Module):
         *,
         score: str = "distmult",
         context: str = "both",
+        rows: str = "float32",
         backend: str = "auto",
         generator: Generator | None = None,
     ) -> None:
@@ -51,9 +53,10 @@ class LightCAKEConv(nn.Module):
         if channels % columns:
             raise InputError(f"channels: got {channels}, wanted a multiple of {columns} for score {score!r}")
         check_choice("context", context, CONTEXTS)
+        check_choice("rows", rows, ROWS)
         check_choice("backend", backend, BACKENDS)
         self.channels, self.num_relations = channels, num_relations
-        self.score, self.context, self.backend = score, context, backend
+        self.score, self.context, self.rows, self.backend = score, context, rows, backend
         self.relations = xavier(2 * num_relations, channels, generator=generator, dtype=torch.float32)
         self._edges: tuple[tuple[Tensor, int, Tensor, int, int], ContextGraph] | None = None
 
@@ -86,17 +89,16 @@ class LightCAKEConv(nn.Module):
         Raises:
             ValueError: if a shape, type or device is wrong, or an id is out of range.
         """
-        own = relations is None
-        rows = self.relations if relations is None else relations
-        nodes, rows = context_layer(
+        nodes, new_relations = context_layer(
             x,
-            rows,
+            self.relations if relations is None else relations,
             self._graph(edge_index, edge_type, len(x)),
             score=self.score,
             context=self.context,
+            rows=self.rows,
             backend=self.backend,
         )
-        return nodes if own else (nodes, rows)
+        return nodes if relations is None else (nodes, new_relations)
 
     def extra_repr(self) -> str:
         """What `repr` shows between the brackets."""

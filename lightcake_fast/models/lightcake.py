@@ -12,7 +12,7 @@ from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.scorers import SCORERS, of_modulus_one
 from lightcake_fast.models.weights import check_at_least, check_choice
-from lightcake_fast.ops import CONTEXTS, context_layer
+from lightcake_fast.ops import CONTEXTS, ROWS, context_layer
 from lightcake_fast.rows import context_rows
 from lightcake_fast.scores import BUILT_IN, score_named
 from lightcake_fast.sharding.layer import Shard, sharded_layer
@@ -32,6 +32,7 @@ class LightCAKE(RelationModel):
         score: "distmult", "transe", "complex", "simple", "rotate" (d even in these three), or a score of your
             own (docs/architecture.md).
         context: "both", "entity" or "relation".
+        rows: as in ``context_layer``, of every layer: "bfloat16" halves the bytes that its triples read.
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
             nothing else is known by how frequent the relations are.
         input_dropout: share of the entries of both tables that is zeroed before the first layer, the
@@ -70,6 +71,7 @@ class LightCAKE(RelationModel):
         layers: int,
         score: str = "distmult",
         context: str = "both",
+        rows: str = "float32",
         relation_bias: bool = False,
         input_dropout: float = 0.0,
         row_dropout: float = 0.0,
@@ -86,6 +88,7 @@ class LightCAKE(RelationModel):
         if dim % columns:
             raise InputError(f"dim: got {dim}, wanted a multiple of {columns} for score {score!r}")
         check_choice("context", context, CONTEXTS)
+        check_choice("rows", rows, ROWS)
         if mixing and not layers:
             raise InputError("mixing: got True with layers=0, wanted at least one layer, whose sums it mixes")
         super().__init__(
@@ -105,7 +108,7 @@ class LightCAKE(RelationModel):
             generator=generator,
             dtype=dtype,
         )
-        self.layers, self.score, self.context = layers, score, context
+        self.layers, self.score, self.context, self.rows = layers, score, context, rows
         self.entity_score = score
         identity = torch.zeros(dim, dim, dtype=dtype, device=self.entities.device)
         identity.diagonal().fill_(1)  # of what runs on a meta device, torch.eye would import TorchDynamo
@@ -149,8 +152,7 @@ class LightCAKE(RelationModel):
         entities, relations = self._through(last, entities, relations, graph, mask, backend)
         x = None
         if self.context == "entity":
-            options: dict[str, Any] = {"mask": mask, "residual": not self.mixes, "backend": backend}
-            x = context_rows(entities, relations, graph, rows, score=self.score, **options)
+            x = context_rows(entities, relations, graph, rows, **self._options(mask, backend))
         if x is not None:
             y = relations
         elif len(rows) < len(entities):
@@ -200,16 +202,20 @@ class LightCAKE(RelationModel):
         backend: str,
     ) -> tuple[Tensor, Tensor]:
         """New rows, or, if they are to be mixed, the context sums alone."""
-        options: dict[str, Any] = {
-            "score": self.score,
-            "context": self.context,
-            "mask": mask,
-            "residual": not self.mixes,
-            "backend": backend,
-        }
+        options = {"context": self.context, **self._options(mask, backend)}
         if isinstance(graph, Shard):
             return sharded_layer(entities, relations, graph, **options)
         return context_layer(entities, relations, graph, **options)
+
+    def _options(self, mask: Tensor | None, backend: str) -> dict[str, Any]:
+        """What a layer of this model is, but for its context; sums alone where they are to be mixed."""
+        return {
+            "score": self.score,
+            "mask": mask,
+            "residual": not self.mixes,
+            "rows": self.rows,
+            "backend": backend,
+        }
 
     def _mixed(
         self, number: int, entities: Tensor, relations: Tensor, x: Tensor, y: Tensor

@@ -68,7 +68,7 @@ MODELS: dict[str, ModelSpec] = {
     "lightcake": ModelSpec(
         LightCAKE,
         "LightCAKE",
-        arguments=("layers", "score", "context", "mixing"),
+        arguments=("layers", "score", "context", "rows", "mixing"),
         context=("mask_targets", "backend"),
         nearest=None,
     ),

@@ -6,13 +6,13 @@ whole graph, and every formula of docs/op.md, hold as they are. A relation's tri
 gives the mean over its own with their norm, and ``merge_relations`` makes one row of them.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.ops import layer_backend
+from lightcake_fast.ops import gathered, layer_backend
 from lightcake_fast.reference import partial as reference_partial
 
 
@@ -26,6 +26,7 @@ class Share(NamedTuple):
         norm_entities: (N, 2), each row's maximum of scores, +inf in the halo, and one over its sum of
             exp(s - maximum).
         norm_relations: (2R, 2), of the means; +inf for a relation without a live triple here.
+        gathered: (N, d), the copy that triples read; None where they read the rows themselves.
     """
 
     entities: Tensor
@@ -33,6 +34,7 @@ class Share(NamedTuple):
     scores: Tensor
     norm_entities: Tensor
     norm_relations: Tensor
+    gathered: Tensor | None
 
 
 def check_tables(x: Tensor, y: Tensor, score: str, backend: str) -> str:
@@ -55,6 +57,7 @@ def forward(
     score: str,
     context: str,
     residual: bool,
+    rows: str,
     backend: str,
 ) -> Share:
     """A shard's share of a layer.
@@ -67,21 +70,29 @@ def forward(
         score: as in ``context_layer``.
         context: as in ``context_layer``.
         residual: as in ``context_layer``.
+        rows: as in ``context_layer``.
         backend: "triton", "numba" or "reference".
     """
+    copy = gathered(x, rows)
+    options: dict[str, Any] = {"residual": residual, "partial": True, "gathered": copy}
     if backend == "triton":
         from lightcake_fast.kernels import gpu_forward
 
-        plan = graph.gpu_plan
-        return Share(*gpu_forward.forward(x, y, plan, mask, score, context, residual=residual, partial=True))
+        made = gpu_forward.forward(x, y, graph.gpu_plan, mask, score, context, **options)
+        new_x, new_y, s, norm_x, norm_y = made
+        return Share(new_x, new_y, s, norm_x, norm_y, copy)
     if backend == "numba":
         from lightcake_fast.kernels import cpu_forward
 
-        plan_ = graph.plan
-        return Share(*cpu_forward.forward(x, y, plan_, mask, score, context, residual=residual, partial=True))
-    both_ways = mask.T.reshape(-1)
-    triples = graph.context_triples
-    return Share(*reference_partial.forward(x, y, triples, both_ways, score, context, residual))
+        return Share(*cpu_forward.forward(x, y, graph.plan, mask, score, context, **options), copy)
+    both_ways, triples, wide = mask.T.reshape(-1), graph.context_triples, _as_wide(copy, x)
+    found = reference_partial.forward(x, y, triples, both_ways, score, context, residual, wide)
+    return Share(*found, copy)
+
+
+def _as_wide(copy: Tensor | None, x: Tensor) -> Tensor | None:
+    """A copy of rows, if there is one, in their type."""
+    return None if copy is None else copy.to(x.dtype)
 
 
 def backward(
@@ -112,19 +123,18 @@ def backward(
         residual: as in ``forward``.
         backend: as in ``forward``.
     """
-    new_x, _, s, norm_x, _ = share
-    rows, known = (g, q, x, y, new_x, new_y), (s, norm_x, norm_y)
+    new_x, _, s, norm_x, _, copy = share
+    known = g, q, x, y, new_x, new_y, s, norm_x, norm_y
+    options: dict[str, Any] = {"residual": residual, "partial": True, "gathered": copy}
     if backend == "triton":
         from lightcake_fast.kernels import gpu_backward
 
-        plan = graph.gpu_plan
-        return gpu_backward.backward(*rows, *known, plan, score, residual=residual, partial=True)
+        return gpu_backward.backward(*known, graph.gpu_plan, score, **options)
     if backend == "numba":
         from lightcake_fast.kernels import cpu_backward
 
-        plan_ = graph.plan
-        return cpu_backward.backward(*rows, *known, plan_, score, residual=residual, partial=True)
-    return reference_partial.backward(*rows, *known, graph.context_triples, score, residual)
+        return cpu_backward.backward(*known, graph.plan, score, **options)
+    return reference_partial.backward(*known, graph.context_triples, score, residual, _as_wide(copy, x))
 
 
 def merge_relations(y: Tensor | None, means: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:

@@ -179,6 +179,13 @@ class TrainingConfig:
         "both",
         choices=("both", "entity", "relation"),
     )
+    rows: str = _flag(
+        "what context triples read of the entities: float32, or bfloat16, a copy of half the bytes; sums, "
+        "gradients and parameters stay float32 (default: float32)",
+        "model",
+        "float32",
+        choices=("float32", "bfloat16"),
+    )
     layers: int = _flag(
         "context layers (0 for the plain score), or convolutions",
         "model",

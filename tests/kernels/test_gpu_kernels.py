@@ -317,11 +317,13 @@ def test_programs_in_any_order_agree_in_every_bit(score: str, monkeypatch: pytes
         assert_bitwise_equal(a, b, name=name)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_operator_is_registered_well(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [(torch.float64, "float32"), (torch.bfloat16, "float32"), (torch.float32, "bfloat16")]
+)
+def test_operator_is_registered_well(dtype: torch.dtype, rows: str) -> None:
     x, y, graph, mask = layer_inputs("sparse", 5, dtype, DEVICE)
     tables = x.requires_grad_(), y.requires_grad_()
-    inputs = (*tables, list(graph.gpu_plan), mask, "transe", "both", True, "triton")
+    inputs = (*tables, list(graph.gpu_plan), mask, "transe", "both", True, rows, "triton")
     torch.library.opcheck(torch.ops.lightcake_fast.context_layer.default, inputs)
 
 
@@ -461,7 +463,7 @@ def _row_passes(
     # the result goes over its own row, which no other program reads: one chunk an entity
     new_x = x if rows > 2 else x.clone()
     kept = x[-2:].clone()
-    gpu_forward.run_entity_pass(x, y, plan, s, new_x, norm_x, norm_x, part, score, True)
+    gpu_forward.run_entity_pass(x, y, x, plan, s, new_x, norm_x, norm_x, part, score, True)
     results += [new_x[-2:].clone(), norm_x[-2:].clone()]
     x[-2:] = kept
     record, part_y = torch.zeros(4, gpu_backward.RECORD), torch.zeros(parts, width)

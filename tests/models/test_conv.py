@@ -31,6 +31,7 @@ def test_it_is_the_layer(score: str, context: str) -> None:
     settings: dict[str, Any] = {
         "score": score,
         "context": context,
+        "rows": "float32" if score == "distmult" else "bfloat16",
         "backend": "auto" if score == "distmult" else "reference",
     }
     conv = LightCAKEConv(D, R, **settings, generator=torch.Generator().manual_seed(1))

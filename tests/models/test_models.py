@@ -74,6 +74,25 @@ def test_the_generator_alone_decides() -> None:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
+def test_every_layer_reads_half_width_rows(context: str, graph: ContextGraph) -> None:
+    made = model(2, context=context, rows="bfloat16").eval()
+    expected = inputs = made.inputs(graph)
+    for _ in range(2):
+        expected = context_layer(*expected, graph, context=context, rows="bfloat16", backend="reference")
+    ids = torch.arange(3).repeat(2)
+    for actual, wanted in zip(made.refine(graph, backend="reference"), expected, strict=True):
+        assert_bitwise_equal(actual, wanted)
+    some = made.refine(graph, backend="reference", rows=ids)
+    for actual, wanted in zip(some, (expected[0][ids], expected[1]), strict=True):
+        assert_close(actual, wanted)
+    plain = context_layer(*inputs, graph, context=context, backend="reference")
+    assert (
+        not torch.equal(made.layer(0, *inputs, graph, backend="reference")[0], plain[0])
+        or context == "relation"
+    )
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_refine_is_that_many_layers(layers: int, score: str, context: str, graph: ContextGraph) -> None:
@@ -292,6 +311,7 @@ def test_without_unknown_vectors_seen_changes_nothing() -> None:
             "score: got 'mine:TURN', which is code: wanted it given as --score mine:TURN",
         ),
         ({"context": "none"}, "context: got 'none', wanted one of both, entity, relation"),
+        ({"rows": "float16"}, "rows: got 'float16', wanted one of float32, bfloat16"),
     ],
 )
 def test_wrong_arguments_are_refused(change: dict[str, Any], message: str) -> None:

@@ -49,30 +49,31 @@ def test_gradients_are_those_of_finite_differences(
 
 
 @pytest.mark.parametrize(
-    ("score", "context", "masked", "residual", "differentiable"),
+    ("score", "context", "masked", "residual", "rows", "differentiable"),
     [
-        ("distmult", "both", False, True, True),
-        ("distmult", "both", False, False, True),
-        ("transe", "entity", True, True, True),
-        ("transe", "relation", True, True, False),
+        ("distmult", "both", False, True, "float32", True),
+        ("distmult", "both", False, False, "bfloat16", True),
+        ("transe", "entity", True, True, "float32", True),
+        ("transe", "relation", True, True, "float32", False),
     ],
 )
 def test_operator_is_registered_well(
-    score: str, context: str, masked: bool, residual: bool, differentiable: bool
+    score: str, context: str, masked: bool, residual: bool, rows: str, differentiable: bool
 ) -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     x, y = x.requires_grad_(differentiable), y.requires_grad_(differentiable)
-    arguments = (x, y, list(graph.plan), mask if masked else None, score, context, residual, "numba")
+    arguments = (x, y, list(graph.plan), mask if masked else None, score, context, residual, rows, "numba")
     torch.library.opcheck(torch.ops.lightcake_fast.context_layer.default, arguments)
 
 
-def test_backward_operator_is_registered_well() -> None:
+@pytest.mark.parametrize(("score", "rows"), [("transe", "float32"), ("distmult", "bfloat16")])
+def test_backward_operator_is_registered_well(score: str, rows: str) -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     plan = list(graph.plan)
-    outputs = ops._context_layer(x, y, plan, mask, "transe", "both", True, "numba")
+    outputs = ops._context_layer(x, y, plan, mask, score, "both", True, rows, "numba")
     torch.library.opcheck(
         torch.ops.lightcake_fast.context_layer_backward.default,
-        (x, y, x, y, outputs, plan, "transe", True, "numba"),
+        (x, y, x, y, outputs, plan, score, True, rows, "numba"),
     )
 
 
@@ -168,7 +169,7 @@ def test_autocast_runs_in_float32(dtype: torch.dtype) -> None:
         assert_same(layer_results(x.double(), y.double(), graph, mask=mask, backend="numba"), wide)
         # the operator itself, whose passes take no 16-bit rows
         rows = ops._context_layer(
-            x.to(dtype), y.to(dtype), list(graph.plan), mask, "distmult", "both", True, "numba"
+            x.to(dtype), y.to(dtype), list(graph.plan), mask, "distmult", "both", True, "float32", "numba"
         )
     assert [table.dtype for table in rows[:2]] == [torch.float32] * 2
 
@@ -292,6 +293,15 @@ def test_a_forked_child_can_call() -> None:
         (
             {"score": "complex", "entities": torch.zeros(60, 5), "relations": torch.zeros(20, 5)},
             r"entities: got width 5, wanted a multiple of 2 for score 'complex'",
+        ),
+        ({"rows": "float16"}, r"rows: got 'float16', wanted one of float32, bfloat16"),
+        (
+            {
+                "rows": "bfloat16",
+                "entities": torch.zeros(60, 4).half(),
+                "relations": torch.zeros(20, 4).half(),
+            },
+            r"rows: got 'bfloat16' with entities of torch.float16, .*, wanted 'float32'",
         ),
         ({"backend": "cuda"}, r"backend: got 'cuda', wanted one of auto, triton, numba, reference"),
         ({"entities": torch.zeros(59, 4)}, r"entities: got shape \(59, 4\), wanted \(60, d\)"),

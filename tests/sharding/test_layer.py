@@ -25,6 +25,7 @@ def two_layers(
     owner: npt.NDArray[np.int64],
     context: str,
     residual: bool,
+    halves: str,
     world: World,
 ) -> tuple[list[Tensor], Shard]:
     """New rows after two layers and gradients of a loss of theirs, of own rows and relations."""
@@ -34,7 +35,12 @@ def two_layers(
     rows, local = torch.from_numpy(layout.rows), mask[torch.from_numpy(held.number)]
     own, y = x[rows].requires_grad_(), y.clone().requires_grad_()
     tables = own, y
-    options: dict[str, Any] = {"score": "transe", "context": context, "backend": "reference"}
+    options: dict[str, Any] = {
+        "score": "transe",
+        "context": context,
+        "rows": halves,
+        "backend": "reference",
+    }
     for whole in (True, residual):
         tables = sharded_layer(*tables, shard, mask=local, residual=whole, **options)
     # the loss of the relations is divided among ranks, that of the entities is each owner's
@@ -43,16 +49,23 @@ def two_layers(
     return [*(table.detach() for table in tables), grad_x, grad_y], shard
 
 
-@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize(("residual", "halves"), [(True, "float32"), (False, "float32"), (True, "bfloat16")])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_compute_the_whole_layers(context: str, ranks: int, residual: bool) -> None:
+def test_ranks_compute_the_whole_layers(context: str, ranks: int, residual: bool, halves: str) -> None:
     x, y, graph, mask = layer_inputs("hub", 6, torch.float64)
     owner = np.random.default_rng(0).integers(0, ranks, len(x))
-    work = in_threads(ranks, lambda world: two_layers(x, y, graph, mask, owner, context, residual, world))
+    work = in_threads(
+        ranks, lambda world: two_layers(x, y, graph, mask, owner, context, residual, halves, world)
+    )
     x, y = x.requires_grad_(), y.requires_grad_()
     tables = x, y
-    options: dict[str, Any] = {"score": "transe", "context": context, "backend": "reference"}
+    options: dict[str, Any] = {
+        "score": "transe",
+        "context": context,
+        "rows": halves,
+        "backend": "reference",
+    }
     for whole in (True, residual):
         tables = context_layer(*tables, graph, mask=mask, residual=whole, **options)
     grad_x, grad_y = torch.autograd.grad(tables[0].square().sum() + tables[1].cos().sum(), (x, y))
@@ -65,7 +78,8 @@ def test_ranks_compute_the_whole_layers(context: str, ranks: int, residual: bool
             torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
         numbers, layout = x.shape[1], shard.layout
         assert layout.sent_to[rank] == layout.halo_from[rank] == 0
-        sent = {"exchange": (len(layout.sent) + len(layout.halo)) * numbers}
+        of_eight_bytes = 1 if halves == "float32" else 1 / 4
+        sent = {"exchange": (len(layout.sent) * of_eight_bytes + len(layout.halo)) * numbers}
         if context != "entity":
             sent["gather"] = (ranks - 1) * len(y) * (numbers + 2)
             sent["add"] = 2 * (ranks - 1) * len(y) * numbers // ranks

@@ -21,6 +21,7 @@ GRID = {
     "context": CONTEXTS,
     "masked": (False, True),
     "residual": (True, False),
+    "rows": ("float32", "bfloat16"),
     "ranks": (1, 2, 3),
     "name": ("sparse", "edges", "hub", "duplicates"),
     "width": (4, 16),
@@ -45,13 +46,14 @@ def whole_layer(
     score: str,
     context: str,
     residual: bool,
+    rows: str,
 ) -> list[Tensor]:
     """New rows and gradients by the reference and autograd."""
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
-    options = {"score": score, "context": context, "mask": mask, "residual": residual}
+    options = {"score": score, "context": context, "mask": mask, "residual": residual, "rows": rows}
     tables = context_layer(x, y, graph, backend="reference", **options)  # type: ignore[arg-type]
-    rows = [table.clone() for table in tables]
-    return [row.detach() for row in rows] + list(torch.autograd.grad(rows, (x, y), (g, q)))
+    new = [table.clone() for table in tables]
+    return [row.detach() for row in new] + list(torch.autograd.grad(new, (x, y), (g, q)))
 
 
 def shards_in_turn(
@@ -67,6 +69,7 @@ def shards_in_turn(
     score: str,
     context: str,
     residual: bool,
+    rows: str,
     backend: str,
 ) -> list[Tensor]:
     """The same from the shards, what they exchange moved by hand."""
@@ -78,7 +81,7 @@ def shards_in_turn(
         shard = Shard(layout, held, graph.num_relations, World(), x.device)
         names = torch.from_numpy(np.concatenate([layout.rows, layout.halo]))
         off = shard.left_out(None if mask is None else mask[torch.from_numpy(held.number)])
-        share = operator.forward(x[names], y, shard.graph, off, score, context, residual, backend)
+        share = operator.forward(x[names], y, shard.graph, off, score, context, residual, rows, backend)
         parts.append((shard.own, names, shard.graph, share))
     new_y, norm_y = parts[0][3].means, y.new_tensor([torch.inf, 0]).repeat(len(y), 1)
     if context != "entity":
@@ -105,6 +108,7 @@ def assert_shards_make_the_whole(
     context: str,
     masked: bool,
     residual: bool,
+    rows: str,
     ranks: int,
     name: str,
     width: int,
@@ -116,7 +120,7 @@ def assert_shards_make_the_whole(
     if ranks == 3:
         owner[owner == 2] = 0  # a rank without entities
     given = (x, y, g, q, graph, mask if masked else None)
-    options = {"score": score, "context": context, "residual": residual}
+    options = {"score": score, "context": context, "residual": residual, "rows": rows}
     actual = shards_in_turn(*given, owner, ranks, backend=backend, **options)  # type: ignore[arg-type]
     expected = whole_layer(*given, **options)  # type: ignore[arg-type]
     for what, a, b in zip(("entities", "relations", "dL/dx", "dL/dy"), actual, expected, strict=True):

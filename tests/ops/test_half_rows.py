@@ -1,0 +1,183 @@
+"""``rows="bfloat16"``: the layer of the rounded entities, to which the entities themselves are added."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import gpu_launch, plan
+from lightcake_fast.ops import context_layer, context_weights
+from lightcake_fast.reference.layer import rounded
+from lightcake_fast.scores import BUILT_IN, score_named
+from tests.support.comparison import assert_bitwise_equal, assert_close
+from tests.support.graphs import CONTEXTS, GRAPHS, layer_inputs, layer_results
+
+DEVICES = {"triton": "cuda" if torch.cuda.is_available() else "cpu"}
+CUT = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # graphs with cut rows
+WIDTHS = (6, 64, 100, 256)
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few triples make a hub, and a warp is wide, for the interpreter."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(gpu_launch, "warp_size", lambda: 256)
+    monkeypatch.setattr(plan, "GPU_ENTITY_CHUNK", 7)
+    monkeypatch.setattr(plan, "GPU_RELATION_CHUNK", (8, 16))
+
+
+def on_cpu(results: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: values.cpu() for name, values in results.items()}
+
+
+def half(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, **options: Any) -> dict[str, Tensor]:
+    return on_cpu(layer_results(x, y, graph, rows="bfloat16", backend=backend, **options))
+
+
+def whole(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, **options: Any) -> dict[str, Tensor]:
+    return on_cpu(layer_results(x, y, graph, backend=backend, **options))
+
+
+def test_rows_are_rounded_to_the_nearest_even() -> None:
+    step = 2.0**-7  # of bfloat16 above one
+    given = [
+        1 + step / 2,
+        1 + 3 * step / 2,
+        1 + 0.51 * step,
+        -1 - 0.49 * step,
+        3e-39,
+        torch.inf,
+        torch.nan,
+        3.4e38,
+    ]
+    wanted = [1.0, 1 + 2 * step, 1 + step, -1.0, 0.0, torch.inf, torch.nan, torch.inf]
+    wanted[4] = torch.tensor(3e-39).bfloat16().item()  # no normal number, but one of bfloat16's
+    for dtype in (torch.float32, torch.float64):
+        table = torch.tensor(given, dtype=dtype, requires_grad=True)
+        found = rounded(table)
+        assert_bitwise_equal(found, torch.tensor(wanted, dtype=dtype))
+        weights = torch.arange(len(given), dtype=dtype)
+        assert_bitwise_equal(torch.autograd.grad(found, table, weights)[0], weights)
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("backend", ["numba", "reference", pytest.param("triton", marks=pytest.mark.full)])
+def test_sums_are_those_of_the_rounded_rows(backend: str, context: str, residual: bool) -> None:
+    """In float64, gradients too: as if the rounded rows had been given, but for the rows added in the end."""
+    x, y, graph, mask = layer_inputs(CUT[backend], 6, torch.float64, DEVICES.get(backend, "cpu"))
+    options: dict[str, Any] = {"score": "transe", "context": context, "mask": mask, "residual": residual}
+    values = x.bfloat16().double()
+    actual, expected = half(x, y, graph, backend, **options), whole(values, y, graph, backend, **options)
+    if residual:
+        expected["entities"] += (x - values).cpu()
+    for name, wanted in expected.items():
+        assert_close(actual[name], wanted, name=name, slack=10)
+    assert (actual["entities"] - whole(x, y, graph, backend, **options)["entities"]).abs().max() > (
+        1e-4 if context != "relation" else -1
+    )
+
+
+QUICK = {
+    *(("numba", "distmult", context, 6, torch.float32) for context in CONTEXTS),
+    ("numba", "transe", "both", 6, torch.float64),
+    ("triton", "transe", "both", 6, torch.float32),
+}
+CASES = [
+    pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full, id="-".join(map(str, case)))
+    for case in itertools.product(
+        ("numba", "triton"), BUILT_IN, CONTEXTS, WIDTHS, (torch.float32, torch.float64)
+    )
+    if case[3] % score_named(case[1]).columns == 0
+]
+
+
+@pytest.mark.parametrize(("backend", "score", "context", "width", "dtype"), CASES)
+def test_equals_the_reference(backend: str, score: str, context: str, width: int, dtype: torch.dtype) -> None:
+    for name, masked, residual in ((CUT[backend], True, True), ("duplicates", False, False)):
+        x, y, graph, mask = layer_inputs(name, width, dtype, DEVICES.get(backend, "cpu"))
+        options: dict[str, Any] = {
+            "score": score,
+            "context": context,
+            "mask": mask if masked else None,
+            "residual": residual,
+        }
+        expected = half(x.double(), y.double(), graph, "reference", **options)
+        rough = half(x, y, graph, "reference", **options)
+        for table, actual in half(x, y, graph, backend, **options).items():
+            assert actual.dtype == dtype
+            # a hub's gradient is a sum that cancels, the more without its own gradient to be added to
+            scale = expected[table].abs().max().clamp(min=1e-30)
+            error = (rough[table].double() - expected[table]).abs().max() / scale
+            slack = 4.0 if dtype == torch.float64 else 4.0 + 4.0 * error.item() / 2e-6
+            assert_close(actual, expected[table], name=f"{table} of {name}", slack=slack)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("backend", ["numba", "triton"])
+def test_every_graph(name: str, backend: str) -> None:
+    x, y, graph, mask = layer_inputs(name, 64, torch.float32, DEVICES.get(backend, "cpu"))
+    expected = half(x.double(), y.double(), graph, "reference", mask=mask)
+    for table, actual in half(x, y, graph, backend, mask=mask).items():
+        assert_close(actual, expected[table], name=table, slack=4.0)
+
+
+@pytest.mark.parametrize("backend", ["numba", pytest.param("triton", marks=pytest.mark.full)])
+def test_rows_of_bfloat16_values_are_rounded_to_themselves(backend: str) -> None:
+    x, y, graph, mask = layer_inputs("duplicates", 6, torch.float32, DEVICES.get(backend, "cpu"))
+    x = x.bfloat16().float()
+    expected = whole(x, y, graph, backend, mask=mask)
+    for name, actual in half(x, y, graph, backend, mask=mask).items():
+        assert_close(actual, expected[name], name=name)
+
+
+def test_weights_are_those_of_the_layer() -> None:
+    x, y, graph, mask = layer_inputs("duplicates", 6, torch.float64)
+    heads, relations, tails = graph.context_triples
+    values = x.bfloat16().double()
+    for backend in ("numba", "reference"):
+        options: dict[str, Any] = {"mask": mask, "rows": "bfloat16", "backend": backend}
+        alpha, beta = context_weights(x, y, graph, **options)
+        new_x, new_y = context_layer(x, y, graph, **options)
+        assert_close(new_x, x.index_add(0, heads, alpha[:, None] * values[tails] * y[relations]))
+        assert_close(new_y, y.index_add(0, relations, beta[:, None] * values[tails] * values[heads]))
+
+
+def test_compiled_and_under_autocast_it_is_the_same() -> None:
+    x, y, graph, mask = layer_inputs("degrees", 6, torch.float32)
+
+    def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return context_layer(x, y, graph, mask=mask, rows="bfloat16")
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    tables = x.requires_grad_(), y.requires_grad_()
+    results = []
+    for call, autocast in ((layer, False), (compiled, False), (layer, True)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            rows = call(*tables)
+        results.append([*rows, *torch.autograd.grad([table.square().sum() for table in rows], tables)])
+    for found in results[1:]:
+        for actual, expected in zip(found, results[0], strict=True):
+            assert_bitwise_equal(actual, expected)
+
+
+def test_forward_mode_and_torch_func_pass_the_rounding() -> None:
+    x, y, graph, _ = layer_inputs("duplicates", 4, torch.float64)
+    values, direction = x.bfloat16().double(), torch.ones_like(x)
+
+    def sums(x: Tensor, rows: str) -> Tensor:
+        return context_layer(x, y, graph, score="transe", rows=rows, residual=False)[0]
+
+    for name in ("jvp", "vjp"):
+        found, wanted = (
+            torch.func.jvp(lambda x, rows=rows: sums(x, rows), (table,), (direction,))[1]
+            if name == "jvp"
+            else torch.func.vjp(lambda x, rows=rows: sums(x, rows), table)[1](direction)[0]
+            for table, rows in ((x, "bfloat16"), (values, "float32"))
+        )
+        assert_close(found, wanted, name=name)
+        assert found.abs().max() > 0.1
