@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bench.layers import BFLOAT16, BUILDERS, SCORE_OF, LayerInput, context_step, rgcn_layer
+from bench.layers import BFLOAT16, BUILDERS, HALF_ROWS, SCORE_OF, LayerInput, context_step, rgcn_layer
 from lightcake_fast.models import RGCNLayer
 from lightcake_fast.models.neighbours import neighbours
 
@@ -40,7 +40,8 @@ def compared(
         return results, eager()
     narrow = replace(narrow, score=SCORE_OF.get(name, "distmult"))
     rounded = narrow.to(torch.bfloat16).to(torch.float32) if name == BFLOAT16 else narrow
-    return BUILDERS[name](narrow).both(), context_step(rounded, "reference").both()
+    read = "bfloat16" if name == HALF_ROWS else "float32"
+    return BUILDERS[name](narrow).both(), context_step(rounded, "reference", rows=read).both()
 
 
 def rgcn_by_definition(layer: RGCNLayer, given: LayerInput) -> Tensor:

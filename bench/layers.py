@@ -18,6 +18,7 @@ from lightcake_fast.ops import context_layer
 from lightcake_fast.scores import BUILT_IN
 
 BFLOAT16 = "lightcake bfloat16"
+HALF_ROWS = "lightcake bfloat16 rows"  # of which triples read such a copy; all else is float32
 BLOCKS = 32  # of a block-diagonal R-GCN: at width 256 its matrices are 8 by 8
 
 
@@ -103,11 +104,13 @@ class LayerStep:
         return *(output.detach() for output in outputs), *self.backward(*outputs)
 
 
-def context_step(given: LayerInput, backend: str, *, compiled: bool = False) -> LayerStep:
+def context_step(
+    given: LayerInput, backend: str, *, compiled: bool = False, rows: str = "float32"
+) -> LayerStep:
     """This package's layer; "reference" is plain PyTorch under autograd."""
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return context_layer(x, y, given.graph, score=given.score, backend=backend)
+        return context_layer(x, y, given.graph, score=given.score, rows=rows, backend=backend)
 
     if compiled:
         _ = given.graph.context_triples  # made now: its lock cannot be traced
@@ -206,6 +209,7 @@ def fused_builder(score: str) -> Callable[[LayerInput], LayerStep]:
 BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
     **{name: fused_builder(score) for name, score in SCORE_OF.items()},
     BFLOAT16: lambda given: context_step(given.to(torch.bfloat16), "auto"),
+    HALF_ROWS: lambda given: context_step(given, "auto", rows="bfloat16"),
     "lightcake eager": lambda given: context_step(given, "reference"),
     "lightcake compiled": lambda given: context_step(given, "reference", compiled=True),
     "rgcn": lambda given: rgcn_step(given, "full"),
@@ -215,9 +219,11 @@ BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
     "gather": gather_step,
 }
 
-# Rows of d numbers that an implementation gathers for each context triple. Source: docs/op.md, passes.
+# Rows of d numbers that an implementation gathers for each context triple, in those of its tables. Source:
+# docs/op.md, passes.
 _GATHERED_ROWS = {
     **{name: {"forward": 2, "backward": 4, "both": 6} for name in (*SCORE_OF, BFLOAT16)},
+    HALF_ROWS: {"forward": 1, "backward": 3, "both": 4},
     "gather": {"forward": 1, "backward": 2, "both": 3},
 }
 

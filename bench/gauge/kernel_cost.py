@@ -1,9 +1,9 @@
 """What the Triton layer is made of, on any machine: ``python -m bench.gauge.kernel_cost``.
 
-For a target, width, type and score: registers and spills of each kernel, and of each innermost loop its warp
-instructions, its loads of rows and its exposed round trips to memory. Instructions a context triple are those
-of the loops that gather rows, in which branches on data count as always taken. Beside them stand the bytes
-that a layer moves.
+For a target, width, type, score and kind of rows: registers and spills of each kernel, and of each innermost
+loop its warp instructions, its loads of rows and its exposed round trips to memory. Instructions a context
+triple are those of the loops that gather rows, in which branches on data count as always taken. Beside them
+stand the bytes that a layer moves.
 """
 
 import argparse
@@ -13,13 +13,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from bench.gauge.compile_check import DTYPES
-from bench.gauge.launches import TARGETS, Launch, launch_layer, program, resources, row_loads
+from bench.gauge.launches import (
+    TARGETS,
+    Launch,
+    launch_layer,
+    load_bytes,
+    program,
+    resources,
+    row_loads,
+)
 from bench.gauge.round_trips import round_trips
 from lightcake_fast.cli import ArgumentParser, run
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.scores import SCORES
+from lightcake_fast.ops import ROWS
 
-GATHERED_ROWS = 6  # a context triple: e_t in both passes of the forward, e_t and g_t in both of the backward
+ENTITY_ROWS = 4  # a context triple: e_t in both passes of the forward and of the backward
+GRADIENT_ROWS = 2  # a context triple: g_t in both passes of the backward
 OWN_ROWS = 7  # an entity or relation: old and new in the forward; gradients; three for the row products
 OTHER_BYTES = 136  # a context triple: ids, scores, and the record that the backward's passes hand on
 NVIDIA = tuple(name for name, target in TARGETS.items() if target.backend == "cuda")
@@ -32,12 +42,14 @@ class LoopCost:
     Attributes:
         instructions: of its body, for a warp.
         row_loads: how many of them load rows.
+        row_bytes: that these load for a lane.
         round_trips: those to memory that a trip through the loop waits for.
         triples: context triples that a trip of a warp settles; None for a loop over something else.
     """
 
     instructions: int
     row_loads: int
+    row_bytes: int
     round_trips: int
     triples: float | None
 
@@ -59,9 +71,9 @@ class KernelCost:
         return sum(loop.instructions / loop.triples for loop in self.loops if loop.triples)
 
 
-def layer_cost(target: str, width: int, dtype: str, score: str) -> list[KernelCost]:
+def layer_cost(target: str, width: int, dtype: str, score: str, rows: str = "float32") -> list[KernelCost]:
     """The kernels of one layer with a mask, forward and backward."""
-    launches = launch_layer(target, width=width, dtype=DTYPES[dtype], score=score)
+    launches = launch_layer(target, width=width, dtype=DTYPES[dtype], score=score, rows=rows)
     return [kernel_cost(launch) for launch in launches]
 
 
@@ -70,10 +82,11 @@ def kernel_cost(launch: Launch) -> KernelCost:
     used = resources(launch)
     loops = []
     for body in program(launch).innermost:
-        rows = len(row_loads(body))
+        loads = row_loads(body)
         # a wide row is shared by several warps
-        triples = _triples(launch) / launch.num_warps if rows else 0
-        loops.append(LoopCost(len(body), rows, round_trips(body), triples or None))
+        triples = _triples(launch) / launch.num_warps if loads else 0
+        loaded = sum(map(load_bytes, loads))
+        loops.append(LoopCost(len(body), len(loads), loaded, round_trips(body), triples or None))
     spills = used.spills + used.stack + used.local
     return KernelCost(launch.name, launch.num_warps, used.registers, used.shared, spills, loops)
 
@@ -87,7 +100,7 @@ def _triples(launch: Launch) -> int:
     return inverses * int(launch.arguments["BLOCK_E"])
 
 
-def layer_bytes(triples: int, rows: int, row_bytes: int) -> int:
+def layer_bytes(triples: int, rows: int, row_bytes: int, read_bytes: int | None = None) -> int:
     """Bytes that a layer moves, forward and backward, if no cache serves a gathered row twice.
 
     Relation rows that triples gather are left out, since the caches hold them, and so are parts of cut rows.
@@ -96,23 +109,27 @@ def layer_bytes(triples: int, rows: int, row_bytes: int) -> int:
         triples: E, context triples.
         rows: N + 2R, entities and relations.
         row_bytes: of one row.
+        read_bytes: of one entity's row where triples read a narrower copy, whose making is left out.
     """
-    return triples * (GATHERED_ROWS * row_bytes + OTHER_BYTES) + rows * OWN_ROWS * row_bytes
+    read = row_bytes if read_bytes is None else read_bytes
+    gathered = ENTITY_ROWS * read + GRADIENT_ROWS * row_bytes
+    return triples * (gathered + OTHER_BYTES) + rows * OWN_ROWS * row_bytes
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the report."""
     arguments = _parse(argv)
-    chosen = arguments.target, arguments.width, arguments.dtype, arguments.score
+    chosen = arguments.target, arguments.width, arguments.dtype, arguments.score, arguments.rows
     kernels = layer_cost(*chosen)
     if arguments.json:
         print(json.dumps([{**asdict(one), "instructions": one.instructions} for one in kernels], indent=1))
         return
     row_bytes = arguments.width * DTYPES[arguments.dtype].itemsize
+    half = arguments.rows == "bfloat16"
     print(
-        f"{arguments.target}, {arguments.score}, d = {arguments.width}, {arguments.dtype}; "
-        "one layer, forward and backward, with a mask\n"
-        f"{layer_bytes(1, 0, row_bytes):,} bytes a context triple, "
+        f"{arguments.target}, {arguments.score}, d = {arguments.width}, {arguments.dtype}"
+        f"{', triples read bfloat16' * half}; one layer, forward and backward, with a mask\n"
+        f"{layer_bytes(1, 0, row_bytes, 2 * arguments.width if half else None):,} bytes a context triple, "
         f"{layer_bytes(0, 1, row_bytes):,} an entity or relation\n"
     )
     print(_table(kernels))
@@ -124,10 +141,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
     parser.add_argument("--score", choices=tuple(SCORES), default="distmult")
+    parser.add_argument("--rows", choices=ROWS, default="float32", help="as in context_layer, of float32")
     parser.add_argument("--json", action="store_true", help="print JSON, a kernel an entry")
     arguments = parser.parse_args(argv)
     if arguments.width < 1:
         raise InputError(f"--width: got {arguments.width}, wanted at least 1")
+    if arguments.rows == "bfloat16" and arguments.dtype != "float32":
+        raise InputError(f"--rows: got 'bfloat16' with --dtype {arguments.dtype}, wanted float32")
     return arguments
 
 

@@ -1,6 +1,7 @@
 """Records what a function launches and compiles it for a card that need not be there."""
 
 import functools
+import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -241,3 +242,9 @@ def _tool(name: str, *arguments: Any) -> str:
         file.write(binary)
         file.flush()
         return subprocess.run([path, *flags, file.name], check=True, capture_output=True, text=True).stdout
+
+
+def load_bytes(load: Instruction) -> int:
+    """What a load brings a lane."""
+    bits = re.search(r"\.(64|128|256)\b", load.opcode)
+    return int(bits.group(1)) // 8 if bits else 4

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.gauge.compile_check import ROW_BYTES
 from bench.gauge.kernel_cost import KernelCost, LoopCost, layer_cost
 from lightcake_fast.cli import ArgumentParser, run
 from lightcake_fast.data import load_dataset
@@ -19,14 +18,16 @@ from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels.plan import GPU_NO_CHUNK
 from lightcake_fast.kernels.scores import SCORES
+from lightcake_fast.ops import ROWS
 
 LANES = 32
-# Rows of entities that a pass gathers for a context triple; rows of relations come from L1.
-ENTITY_ROWS = {
-    "gpu_forward.relation_pass": 1,
-    "gpu_forward.entity_pass": 1,
-    "gpu_backward.relation_pass": 2,
-    "gpu_backward.entity_pass": 2,
+# Tables of entities of which a pass gathers a row for a context triple: their rows, and gradients of theirs;
+# rows of relations come from L1.
+TABLES = {
+    "gpu_forward.relation_pass": (1, 0),
+    "gpu_forward.entity_pass": (1, 0),
+    "gpu_backward.relation_pass": (1, 1),
+    "gpu_backward.entity_pass": (1, 1),
 }
 
 
@@ -56,33 +57,33 @@ class Work:
 
     Attributes:
         triples: E, context triples.
-        table_bytes: Of the entities' rows.
+        gathered_bytes: Of the entity rows that a context triple reads.
+        table_bytes: Of the tables that they lie in.
         longest: Context triples of the longest chunk.
         programs: That are launched.
     """
 
     triples: int
+    gathered_bytes: int
     table_bytes: int
     longest: int
     programs: int
 
 
-def limits(kernel: KernelCost, work: Work, card: Card, row_bytes: int) -> dict[str, float]:
+def limits(kernel: KernelCost, work: Work, card: Card) -> dict[str, float]:
     """Seconds of a pass if one thing alone bounds it, by what that is."""
     loop, triples = row_loop(kernel)
     trips = work.triples / triples  # of single warps
-    rows = ENTITY_ROWS[kernel.name]
-    tables = rows * work.table_bytes  # one for the rows, one for their gradients
-    gathered = work.triples * rows * row_bytes
-    missed = max(0.0, 1 - card.l2_bytes / tables) * gathered
+    gathered = work.triples * work.gathered_bytes
+    missed = max(0.0, 1 - card.l2_bytes / work.table_bytes) * gathered
     chip = card.multiprocessors * card.clock
     wait = loop.round_trips * card.latency / card.clock
     together = min(resident(kernel, card) * card.multiprocessors, work.programs * kernel.num_warps)
     return {
         "issue": trips * loop.instructions / (chip * card.issued),
-        "L1": trips * loop.row_loads * LANES * ROW_BYTES / (chip * card.l1),
+        "L1": trips * loop.row_bytes * LANES / (chip * card.l1),
         "L2": gathered / card.l2,
-        "memory": (tables + missed) / card.memory,
+        "memory": (work.table_bytes + missed) / card.memory,
         "waiting": max(trips / together, work.longest / (triples * kernel.num_warps)) * wait,
     }
 
@@ -100,30 +101,32 @@ def resident(kernel: KernelCost, card: Card) -> int:
     return programs * kernel.num_warps
 
 
-def work_of(kernel: KernelCost, graph: ContextGraph, row_bytes: int) -> Work:
+def work_of(kernel: KernelCost, graph: ContextGraph, width: int, rows: str) -> Work:
     """The work of a pass on a graph."""
     plan, triples = graph.gpu_plan, 2 * graph.num_triples
-    table = graph.num_entities * row_bytes
+    read, gradients = TABLES[kernel.name]
+    gathered = width * (read * (2 if rows == "bfloat16" else 4) + gradients * 4)
+    table = graph.num_entities * gathered
     if kernel.name.endswith("relation_pass"):
         chunk = plan.relation_chunk
         longest = 2 * int((chunk[:, 1] - chunk[:, 0]).max())
-        return Work(triples, table, longest, len(chunk))
+        return Work(triples, gathered, table, longest, len(chunk))
     # a program takes several chunks at once, a triple of each at a time
     side_by_side = max(round(row_loop(kernel)[1] * kernel.num_warps), 1)
     chunk = plan.entity_chunk[plan.entity_chunk[:, 3] != GPU_NO_CHUNK]
     longest = side_by_side * int((chunk[:, 1] - chunk[:, 0]).max())
-    return Work(triples, table, longest, -(-len(chunk) // side_by_side))
+    return Work(triples, gathered, table, longest, -(-len(chunk) // side_by_side))
 
 
 def main(argv: Sequence[str]) -> None:
     """Print a table for each data set."""
     arguments = _parse(argv)
-    card, row_bytes = Card(), 4 * arguments.width
-    costs = layer_cost(card.target, arguments.width, "float32", arguments.score)
-    kernels = [kernel for kernel in costs if kernel.name in ENTITY_ROWS]
+    card = Card()
+    costs = layer_cost(card.target, arguments.width, "float32", arguments.score, arguments.rows)
+    kernels = [kernel for kernel in costs if kernel.name in TABLES]
     print(
-        f"A model, nothing timed: {card.target}, {arguments.score}, d = {arguments.width}, float32; "
-        "us of a pass if one thing alone bounded it\n"
+        f"A model, nothing timed: {card.target}, {arguments.score}, d = {arguments.width}, float32, "
+        f"of which triples read {arguments.rows}; us of a pass if one thing alone bounded it\n"
     )
     names = ("issue", "L1", "L2", "memory", "waiting")
     for dataset in arguments.datasets:
@@ -133,8 +136,8 @@ def main(argv: Sequence[str]) -> None:
         print("|---|" + "---|" * (len(names) + 2))
         total = 0.0
         for kernel in kernels:
-            work = work_of(kernel, graph, row_bytes)
-            found = limits(kernel, work, card, row_bytes)
+            work = work_of(kernel, graph, arguments.width, arguments.rows)
+            found = limits(kernel, work, card)
             binding = max(found, key=lambda name: found[name])
             total += found[binding]
             waves = work.programs * kernel.num_warps / (resident(kernel, card) * card.multiprocessors)
@@ -147,6 +150,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = ArgumentParser("python -m bench.gauge.time_model", "What a layer's passes may take, by a model.")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--score", choices=tuple(SCORES), default="distmult")
+    parser.add_argument("--rows", choices=ROWS, default="float32", help="as in context_layer")
     parser.add_argument("--datasets", nargs="+", default=list(PUBLIC_DATASETS), metavar="NAME")
     parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
     return parser.parse_args(argv)

@@ -117,10 +117,11 @@ def test_what_is_loaded_may_guard_be_stored_or_steer() -> None:
 
 def test_the_longest_of_a_models_limits_binds() -> None:
     card = Card(multiprocessors=2, clock=1e9, l2=1e9, l2_bytes=1000, memory=5e8, latency=100)
-    loop = LoopCost(instructions=80, row_loads=4, round_trips=2, triples=4)
+    loop = LoopCost(instructions=80, row_loads=4, row_bytes=64, round_trips=2, triples=4)
     kernel = KernelCost("gpu_forward.entity_pass", 1, registers=250, shared=0, spills=0, loops=[loop])
     assert resident(kernel, card) == 8  # warps of 256 registers
-    found = limits(kernel, Work(triples=4000, table_bytes=2000, longest=40, programs=100), card, row_bytes=10)
+    given = Work(triples=4000, gathered_bytes=10, table_bytes=2000, longest=40, programs=100)
+    found = limits(kernel, given, card)
     assert found == {
         "issue": pytest.approx(1000 * 80 / (2 * 4 * 1e9)),
         "L1": pytest.approx(1000 * 4 * 512 / (2 * 128 * 1e9)),
@@ -128,7 +129,8 @@ def test_the_longest_of_a_models_limits_binds() -> None:
         "memory": pytest.approx((2000 + 20_000) / 5e8),  # half of what is gathered is not in L2
         "waiting": pytest.approx(1000 / 16 * 200e-9),
     }
-    alone = limits(kernel, Work(triples=4000, table_bytes=500, longest=400, programs=1), card, row_bytes=10)
+    given = Work(triples=4000, gathered_bytes=10, table_bytes=500, longest=400, programs=1)
+    alone = limits(kernel, given, card)
     assert alone["memory"] == pytest.approx(500 / 5e8)
     assert alone["waiting"] == pytest.approx(1000 * 200e-9)
 
@@ -196,7 +198,8 @@ def _in_bounds(score: str, kernels: list[dict[str, Any]]) -> None:
     rows |= {"gpu_backward.relation_pass": 2, "gpu_backward.entity_pass": 6}
     for name in counted:
         (loop,) = [loop for loop in passes[name]["loops"] if loop["triples"]]
-        assert loop["row_loads"] * 32 * 16 == loop["triples"] * rows[name] * 1024, name
+        assert loop["row_bytes"] == 16 * loop["row_loads"]
+        assert loop["row_bytes"] * 32 == loop["triples"] * rows[name] * 1024, name
 
 
 @pytest.mark.parametrize(
@@ -217,6 +220,23 @@ def test_code_for_an_absent_card(scores: tuple[str, ...]) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("score", BUILT_IN)
+def test_half_width_rows_cost_an_instruction_a_number_and_halve_what_is_read(score: str) -> None:
+    """A lane widens its 8 numbers of each entity row that is gathered: of 4 rows a context triple."""
+    kinds = ("float32", "bfloat16")
+    started = [start("bench.gauge.kernel_cost", "--score", score, "--rows", rows, "--json") for rows in kinds]
+    whole, half = (json.loads(finish(process)) for process in started)
+    counted = [sum(kernel["instructions"] for kernel in kernels) for kernels in (whole, half)]
+    assert counted[1] <= counted[0] + 4 * 8 + 4 or not BOUNDED, counted
+    for wide, narrow in zip(whole, half, strict=True):
+        for before, after in zip(wide["loops"], narrow["loops"], strict=True):
+            assert after["round_trips"] <= 2
+            entities = {"relation_pass": 1, "entity_pass": 1}.get(wide["name"].partition(".")[2], 0)
+            saved = (before["row_bytes"] - after["row_bytes"]) * 32
+            assert saved == (before["triples"] or 0) * entities * 512, wide["name"]
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("target", OTHERS)
 def test_code_on_other_cards(target: str) -> None:
     assert [say(check) for check in checks("--target", target) if check["problems"]] == []
@@ -229,5 +249,5 @@ def test_code_on_absent_cards_in_more_contexts_widths_and_types(target: str) -> 
 
 
 def say(check: dict[str, Any]) -> str:
-    where = ", ".join(str(check[name]) for name in ("target", "width", "dtype", "score", "context"))
+    where = ", ".join(str(check[name]) for name in ("target", "width", "dtype", "score", "context", "rows"))
     return f"{check['kernel']} ({where}): {'; '.join(check['problems'])}"

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from bench.equality import compared, largest_difference, rgcn_by_definition
 from bench.layers import (
+    BFLOAT16,
     BUILDERS,
+    HALF_ROWS,
     LayerInput,
     gathered_bytes,
     predicted_peak,
@@ -81,7 +83,7 @@ def test_layers_of_the_benchmark_agree(name: str, given: LayerInput, peer: Calla
     split = [*(output.detach() for output in outputs), *step.backward(*outputs)]
     assert largest_difference(results, split) < 1e-6, "forward and backward apart must do the same"
     difference = largest_difference(*compared(name, given, results, BUILDERS["lightcake eager"](given).both))
-    assert difference < (1e-2 if "bfloat16" in name else 1e-4)
+    assert difference < (1e-2 if name == BFLOAT16 else 1e-4)
 
 
 def test_a_wrong_layer_is_noticed(given: LayerInput) -> None:
@@ -96,6 +98,7 @@ def test_modelled_bytes(given: LayerInput) -> None:
     row = 64 * 4
     triples = 2 * len(given.graph.triples)
     assert gathered_bytes(given, "lightcake", "both") == 6 * triples * row
+    assert gathered_bytes(given, HALF_ROWS, "both") == 4 * triples * row
     assert gathered_bytes(given, "gather", "forward") == triples * row
     assert gathered_bytes(given, "rgcn", "both") is None
     tables = 2 * given.graph.num_relations * given.graph.num_entities * row
