@@ -318,7 +318,12 @@ def test_programs_in_any_order_agree_in_every_bit(score: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows"), [(torch.float64, "float32"), (torch.bfloat16, "float32"), (torch.float32, "bfloat16")]
+    ("dtype", "rows"),
+    [
+        (torch.float64, "float32"),
+        (torch.bfloat16, "float32"),
+        pytest.param(torch.float32, "bfloat16", marks=pytest.mark.full),
+    ],
 )
 def test_operator_is_registered_well(dtype: torch.dtype, rows: str) -> None:
     x, y, graph, mask = layer_inputs("sparse", 5, dtype, DEVICE)

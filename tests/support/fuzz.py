@@ -22,6 +22,7 @@ if not torch.cuda.is_available():
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
+from lightcake_fast.ops import ROWS
 from lightcake_fast.scores import BUILT_IN, score_named
 from tests.support.comparison import TOLERANCES
 from tests.support.graphs import CONTEXTS, layer_results, random_rows
@@ -45,6 +46,7 @@ class Case:
     dtype: torch.dtype
     score: str
     context: str
+    rows: str
     scale: float
     whole: bool
     chunk: int
@@ -52,7 +54,12 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, widths: tuple[int, ...] = WIDTHS, scores: tuple[str, ...] = BUILT_IN) -> Case:
+def cases(
+    draw: st.DrawFn,
+    widths: tuple[int, ...] = WIDTHS,
+    scores: tuple[str, ...] = BUILT_IN,
+    rows: tuple[str, ...] = ROWS,
+) -> Case:
     """Any case, small ones first."""
     entities, relations = draw(st.integers(1, 12)), draw(st.integers(1, 4))
     ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
@@ -70,6 +77,7 @@ def cases(draw: st.DrawFn, widths: tuple[int, ...] = WIDTHS, scores: tuple[str, 
         dtype,
         score,
         draw(st.sampled_from(CONTEXTS)),
+        draw(st.sampled_from(rows if dtype.itemsize > 2 else ROWS[:1])),
         min(scale, 2.0) if dtype == torch.float16 else scale,  # gradients beyond 65,504 are no numbers there
         draw(st.booleans()),
         draw(st.integers(1, 9)),
@@ -86,7 +94,7 @@ def check(case: Case, backend: str) -> None:
     """
     device = "cuda" if backend != "numba" and torch.cuda.is_available() else "cpu"
     x, y, graph, mask = inputs(case)
-    options = {"score": case.score, "context": case.context}
+    options = {"score": case.score, "context": case.context, "rows": case.rows}
     real = torch.float64 if case.dtype == torch.float64 else torch.float32
     exact, plain = (
         layer_results(x.to(dtype), y.to(dtype), graph, mask=mask, backend="reference", **options)
@@ -145,7 +153,11 @@ def slope_error(score: str, dtype: torch.dtype, width: int, most: float) -> floa
 
 
 def fuzz(
-    backend: str, graphs: int, widths: tuple[int, ...] = WIDTHS, scores: tuple[str, ...] = BUILT_IN
+    backend: str,
+    graphs: int,
+    widths: tuple[int, ...] = WIDTHS,
+    scores: tuple[str, ...] = BUILT_IN,
+    rows: tuple[str, ...] = ROWS,
 ) -> None:
     """Check random cases.
 
@@ -160,7 +172,7 @@ def fuzz(
         suppress_health_check=list(hypothesis.HealthCheck),
         print_blob=False,
     )
-    @given(case=cases(widths, scores))
+    @given(case=cases(widths, scores, rows))
     def search(case: Case) -> None:
         check(case, backend)
 
