@@ -9,7 +9,6 @@ from lightcake_fast.reproduce.rivals import (
     NO_TERMS,
     SEARCHED,
     Settings,
-    terms_where_missing,
     without_terms,
 )
 from lightcake_fast.scores import BUILT_IN
@@ -68,7 +67,7 @@ def _lightcake(score: str, without: str | None = None) -> Row:
     """LightCAKE as in its preset, with the terms."""
     label = f"{MODELS['lightcake'].label}-{MODELS[score].label}"
     settings = {"model": "lightcake", "score": score}
-    return Row(label, settings, label, searched=terms_where_missing(score), without=without)
+    return Row(label, settings, label, without=without)
 
 
 def _rival(model: str, label: str) -> Row:
@@ -111,10 +110,7 @@ def _ablation(score: str) -> Experiment:
     contexts |= {f"both, {label}": settings for label, settings in _TERMS_OFF.items()}
     contexts["both, no terms"] = NO_TERMS
     whole = _lightcake(score)
-    rows = tuple(
-        Row(name, {**whole.settings, **settings}, searched=whole.searched)
-        for name, settings in contexts.items()
-    )
+    rows = tuple(Row(name, {**whole.settings, **settings}) for name, settings in contexts.items())
     return Experiment(f"LightCAKE ({score}) by context and terms", "context", rows)
 
 

@@ -3,22 +3,36 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightcake_fast.training.presets import BEST, BEST_TERMS, TERMS
+from lightcake_fast.training.presets import BEST, BEST_TERMS
 
 Settings = Mapping[str, Any]
 
 NO_TERMS: Settings = {"profile": "none", "links": False, "mixing": False}
 
+_WN18RR: Settings = {"profile": "both", "dim": 64, "row_dropout": 0.8, "epochs": 8}
+_FB15K_237: Settings = {"epochs": 8, "lr_decay": 0.3}
+
 # What `--preset best` becomes for a rival with the terms: chosen on validation, by model and data set.
 SEARCHED: dict[str, dict[str, Settings]] = {
-    "distmult": {"fb15k-237": {"lr_decay": 0.3}, "wn18rr": {"dim": 64}},
-    "rgcn": {"wn18rr": {"profile": "both", "dim": 64, "row_dropout": 0.8, "epochs": 8}},
+    "distmult": {
+        "ddb14": {"dim": 128},
+        "wn18rr": {"dim": 64},
+        "fb15k-237": {"lr_decay": 0.3},
+    },
+    "rgcn": {
+        "ddb14": {"row_dropout": 0.3},
+        "wn18rr": _WN18RR,
+        "nell995": {"row_dropout": 0.6},
+        "fb15k-237": _FB15K_237,
+    },
+    "compgcn": {"ddb14": {"row_dropout": 0.3}, "wn18rr": _WN18RR, "fb15k-237": _FB15K_237},
+    "a2n": {
+        "ddb14": {"profile": "both"},
+        "wn18rr": _WN18RR,
+        "nell995": {"row_dropout": 0.6},
+        "fb15k-237": _FB15K_237,
+    },
 }
-
-
-def terms_where_missing(score: str) -> dict[str, Settings]:
-    """The terms, for the data sets on which LightCAKE's preset of a score goes without."""
-    return {key: TERMS for key, s in BEST if s == score and (key, s) not in BEST_TERMS}
 
 
 def without_terms(score: str) -> dict[str, Settings]:

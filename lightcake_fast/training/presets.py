@@ -104,6 +104,12 @@ BEST: dict[tuple[str, str], Settings] = {
         2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2
     ),
     ("ddb14", "transe"): _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12),
+    ("ddb14", "complex"): _best(
+        2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2
+    ),
+    ("ddb14", "rotate"): _best(
+        2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2
+    ),
     ("ddb14", "simple"): _best(
         2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr=1e-2, lr_decay=0.2
     ),
@@ -119,7 +125,9 @@ OWN_DATA: Settings = _best(
 TERMS: Settings = {"profile": "score", "links": True}
 BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("family", "distmult"): {"profile": "both", "links": True, "mixing": True},
+    ("family", "transe"): {"profile": "both", "links": True},
     ("fb15k-237", "distmult"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
+    ("fb15k-237", "transe"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
     ("wn18rr", "distmult"): {
         "profile": "both",
         "links": True,
@@ -128,12 +136,22 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
         "row_dropout": 0.8,
         "epochs": 8,
     },
+    ("wn18rr", "transe"): {
+        "profile": "both",
+        "links": True,
+        "mixing": True,
+        "row_dropout": 0.8,
+        "epochs": 8,
+        "lr_decay": 0.15,
+    },
     ("nell995", "distmult"): TERMS,
     ("nell995", "transe"): TERMS,
-    ("ddb14", "distmult"): TERMS,
     ("nell995", "rotate"): TERMS,
+    ("ddb14", "distmult"): {**TERMS, "lr": 1e-2, "row_dropout": 0.3},
     ("ddb14", "transe"): TERMS,
+    ("ddb14", "complex"): TERMS,
     ("ddb14", "simple"): TERMS,
+    ("ddb14", "rotate"): {"profile": "both", "links": True, "mixing": True, "row_dropout": 0.3},
 }
 
 # Without what helps to tell relations apart. Settings that trained well, not those of a search.
@@ -203,7 +221,7 @@ def preset_settings(
     if model != "lightcake":
         return {**best, **spec.overrides}
     searched = score if (key, score) in BEST or score not in BUILT_IN else "distmult"
-    return {**best, **BEST_TERMS.get((key, searched), {} if key else TERMS)}
+    return {**best, **BEST_TERMS.get((key, searched), TERMS)}
 
 
 def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> TrainingConfig:
