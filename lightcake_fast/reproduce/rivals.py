@@ -17,6 +17,7 @@ SEARCHED: dict[str, dict[str, Settings]] = {
     "distmult": {
         "ddb14": {"dim": 128},
         "wn18rr": {"dim": 64},
+        "nell995": {"row_dropout": 0.6},
         "fb15k-237": {"lr_decay": 0.3},
     },
     "rgcn": {
@@ -25,7 +26,11 @@ SEARCHED: dict[str, dict[str, Settings]] = {
         "nell995": {"row_dropout": 0.6},
         "fb15k-237": _FB15K_237,
     },
-    "compgcn": {"ddb14": {"row_dropout": 0.3}, "wn18rr": _WN18RR, "fb15k-237": _FB15K_237},
+    "compgcn": {
+        "ddb14": {"row_dropout": 0.3},
+        "wn18rr": {**_WN18RR, "lr": 1e-2},
+        "fb15k-237": _FB15K_237,
+    },
     "a2n": {
         "ddb14": {"profile": "both"},
         "wn18rr": _WN18RR,

@@ -69,6 +69,19 @@ def _best(
     }
 
 
+_WN18RR = _best(
+    2,
+    128,
+    1024,
+    input_dropout=0.5,
+    row_dropout=0.3,
+    unseen_rate=0.1,
+    epochs=20,
+    lr_decay=0.15,
+    patience=6,
+)
+_NELL995 = _best(2, 64, 4096, input_dropout=0.0, row_dropout=0.3, unseen_rate=0.3, l2=3e-6, epochs=20)
+_DDB14 = _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2)
 BEST: dict[tuple[str, str], Settings] = {
     ("family", "distmult"): _best(
         2, 64, 512, input_dropout=0.2, row_dropout=0.0, unseen_rate=0.05, epochs=20, lr=1e-2
@@ -82,40 +95,21 @@ BEST: dict[tuple[str, str], Settings] = {
     ("fb15k-237", "transe"): _best(
         1, 128, 2048, input_dropout=0.1, row_dropout=0.1, unseen_rate=0.03, epochs=14
     ),
-    ("wn18rr", "distmult"): _best(
-        2,
-        128,
-        1024,
-        input_dropout=0.5,
-        row_dropout=0.3,
-        unseen_rate=0.1,
-        epochs=20,
-        lr_decay=0.15,
-        patience=6,
-    ),
+    ("wn18rr", "distmult"): _WN18RR,
+    ("wn18rr", "rotate"): _WN18RR,
     ("wn18rr", "transe"): _best(2, 64, 1024, input_dropout=0.0, row_dropout=0.2, unseen_rate=0.1, epochs=20),
-    ("nell995", "distmult"): _best(
-        2, 64, 4096, input_dropout=0.0, row_dropout=0.3, unseen_rate=0.3, l2=3e-6, epochs=20
-    ),
+    ("nell995", "distmult"): _NELL995,
+    ("nell995", "complex"): _NELL995,
+    ("nell995", "simple"): _NELL995,
     ("nell995", "transe"): _best(
         2, 64, 4096, input_dropout=0.0, row_dropout=0.1, unseen_rate=0.3, l2=3e-6, epochs=30, lr=1e-2
     ),
-    ("ddb14", "distmult"): _best(
-        2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2
-    ),
+    ("ddb14", "distmult"): _DDB14,
     ("ddb14", "transe"): _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12),
-    ("ddb14", "complex"): _best(
-        2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2
-    ),
-    ("ddb14", "rotate"): _best(
-        2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2
-    ),
-    ("ddb14", "simple"): _best(
-        2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr=1e-2, lr_decay=0.2
-    ),
-    ("nell995", "rotate"): _best(
-        2, 64, 4096, input_dropout=0.0, row_dropout=0.1, unseen_rate=0.3, l2=3e-6, epochs=20, lr=1e-2
-    ),
+    ("ddb14", "complex"): _DDB14,
+    ("ddb14", "rotate"): _DDB14,
+    ("ddb14", "simple"): {**_DDB14, "lr": 1e-2},
+    ("nell995", "rotate"): {**_NELL995, "row_dropout": 0.1, "lr": 1e-2},
 }
 OWN_DATA: Settings = _best(
     2, 64, 1024, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.1, l2=1e-6, epochs=20
@@ -123,35 +117,26 @@ OWN_DATA: Settings = _best(
 
 # What the settings become for LightCAKE with the terms beside its context; baselines go without them.
 TERMS: Settings = {"profile": "score", "links": True}
+_ALL_TERMS: Settings = {"profile": "both", "links": True, "mixing": True}
+_WN18RR_TERMS: Settings = {**_ALL_TERMS, "dim": 64, "row_dropout": 0.8, "epochs": 8}
 BEST_TERMS: dict[tuple[str, str], Settings] = {
-    ("family", "distmult"): {"profile": "both", "links": True, "mixing": True},
+    ("family", "distmult"): _ALL_TERMS,
     ("family", "transe"): {"profile": "both", "links": True},
     ("fb15k-237", "distmult"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
     ("fb15k-237", "transe"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
-    ("wn18rr", "distmult"): {
-        "profile": "both",
-        "links": True,
-        "mixing": True,
-        "dim": 64,
-        "row_dropout": 0.8,
-        "epochs": 8,
-    },
-    ("wn18rr", "transe"): {
-        "profile": "both",
-        "links": True,
-        "mixing": True,
-        "row_dropout": 0.8,
-        "epochs": 8,
-        "lr_decay": 0.15,
-    },
-    ("nell995", "distmult"): TERMS,
+    ("wn18rr", "distmult"): {**_WN18RR_TERMS, "lr": 1e-2},
+    ("wn18rr", "rotate"): _WN18RR_TERMS,
+    ("wn18rr", "transe"): {**_WN18RR_TERMS, "lr_decay": 0.15},
+    ("nell995", "distmult"): {**TERMS, "row_dropout": 0.8},
     ("nell995", "transe"): TERMS,
+    ("nell995", "complex"): TERMS,
+    ("nell995", "simple"): TERMS,
     ("nell995", "rotate"): TERMS,
     ("ddb14", "distmult"): {**TERMS, "lr": 1e-2, "row_dropout": 0.3},
     ("ddb14", "transe"): TERMS,
     ("ddb14", "complex"): TERMS,
     ("ddb14", "simple"): TERMS,
-    ("ddb14", "rotate"): {"profile": "both", "links": True, "mixing": True, "row_dropout": 0.3},
+    ("ddb14", "rotate"): {**_ALL_TERMS, "row_dropout": 0.3},
 }
 
 # Without what helps to tell relations apart. Settings that trained well, not those of a search.
