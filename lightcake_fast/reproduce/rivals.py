@@ -17,7 +17,7 @@ SEARCHED: dict[str, dict[str, Settings]] = {
     "distmult": {
         "ddb14": {"dim": 128},
         "wn18rr": {"dim": 64},
-        "nell995": {"row_dropout": 0.6},
+        "nell995": {"row_dropout": 0.9},
         "fb15k-237": {"lr_decay": 0.3},
     },
     "rgcn": {
@@ -34,7 +34,7 @@ SEARCHED: dict[str, dict[str, Settings]] = {
     "a2n": {
         "ddb14": {"profile": "both"},
         "wn18rr": _WN18RR,
-        "nell995": {"row_dropout": 0.6},
+        "nell995": {"row_dropout": 0.9},
         "fb15k-237": _FB15K_237,
     },
 }

@@ -117,11 +117,12 @@ OWN_DATA: Settings = _best(
 
 # What the settings become for LightCAKE with the terms beside its context; baselines go without them.
 TERMS: Settings = {"profile": "score", "links": True}
-_ALL_TERMS: Settings = {"profile": "both", "links": True, "mixing": True}
+_INPUT_PROFILE: Settings = {"profile": "both", "links": True}
+_ALL_TERMS: Settings = {**_INPUT_PROFILE, "mixing": True}
 _WN18RR_TERMS: Settings = {**_ALL_TERMS, "dim": 64, "row_dropout": 0.8, "epochs": 8}
 BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("family", "distmult"): _ALL_TERMS,
-    ("family", "transe"): {"profile": "both", "links": True},
+    ("family", "transe"): _INPUT_PROFILE,
     ("fb15k-237", "distmult"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
     ("fb15k-237", "transe"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
     ("wn18rr", "distmult"): {**_WN18RR_TERMS, "lr": 1e-2},
@@ -133,7 +134,7 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("nell995", "simple"): TERMS,
     ("nell995", "rotate"): TERMS,
     ("ddb14", "distmult"): {**TERMS, "lr": 1e-2, "row_dropout": 0.3},
-    ("ddb14", "transe"): TERMS,
+    ("ddb14", "transe"): _INPUT_PROFILE,
     ("ddb14", "complex"): TERMS,
     ("ddb14", "simple"): TERMS,
     ("ddb14", "rotate"): {**_ALL_TERMS, "row_dropout": 0.3},
