@@ -23,12 +23,13 @@ SEARCHED: dict[str, dict[str, Settings]] = {
     "rgcn": {
         "ddb14": {"row_dropout": 0.3},
         "wn18rr": _WN18RR,
-        "nell995": {"row_dropout": 0.6},
+        "nell995": {"row_dropout": 0.9},
         "fb15k-237": _FB15K_237,
     },
     "compgcn": {
         "ddb14": {"row_dropout": 0.3},
         "wn18rr": {**_WN18RR, "lr": 1e-2},
+        "nell995": {"row_dropout": 0.9},
         "fb15k-237": _FB15K_237,
     },
     "a2n": {
