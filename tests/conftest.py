@@ -46,6 +46,17 @@ def registry() -> Iterator[None]:
         table.update(was)
 
 
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU few triples make a hub, and in the interpreter a warp is wide."""
+    from lightcake_fast.kernels import gpu_launch, plan
+
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(gpu_launch, "warp_size", lambda: 256)
+    monkeypatch.setattr(plan, "GPU_ENTITY_CHUNK", 7)
+    monkeypatch.setattr(plan, "GPU_RELATION_CHUNK", (8, 16))
+
+
 def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def allocate_poisoned(*args: Any, **kwargs: Any) -> torch.Tensor:
         fresh = allocate(*args, **kwargs)

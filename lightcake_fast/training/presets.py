@@ -119,12 +119,13 @@ OWN_DATA: Settings = _best(
 TERMS: Settings = {"profile": "score", "links": True}
 _INPUT_PROFILE: Settings = {"profile": "both", "links": True}
 _ALL_TERMS: Settings = {**_INPUT_PROFILE, "mixing": True}
+_FB15K_237_TERMS: Settings = {**TERMS, "epochs": 8, "lr_decay": 0.3}
 _WN18RR_TERMS: Settings = {**_ALL_TERMS, "dim": 64, "row_dropout": 0.8, "epochs": 8}
 BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("family", "distmult"): _ALL_TERMS,
     ("family", "transe"): _INPUT_PROFILE,
-    ("fb15k-237", "distmult"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
-    ("fb15k-237", "transe"): {**TERMS, "epochs": 8, "lr_decay": 0.3},
+    ("fb15k-237", "distmult"): _FB15K_237_TERMS,
+    ("fb15k-237", "transe"): _FB15K_237_TERMS,
     ("wn18rr", "distmult"): {**_WN18RR_TERMS, "lr": 1e-2},
     ("wn18rr", "rotate"): _WN18RR_TERMS,
     ("wn18rr", "transe"): {**_WN18RR_TERMS, "lr_decay": 0.15},

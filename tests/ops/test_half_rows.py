@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.kernels import gpu_launch, plan
 from lightcake_fast.ops import context_layer, context_weights
 from lightcake_fast.reference.layer import rounded
 from lightcake_fast.scores import BUILT_IN, score_named
@@ -18,15 +17,7 @@ from tests.support.graphs import CONTEXTS, GRAPHS, layer_inputs, layer_results
 DEVICES = {"triton": "cuda" if torch.cuda.is_available() else "cpu"}
 CUT = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # graphs with cut rows
 WIDTHS = (6, 64, 100, 256)
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few triples make a hub, and a warp is wide, for the interpreter."""
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(gpu_launch, "warp_size", lambda: 256)
-    monkeypatch.setattr(plan, "GPU_ENTITY_CHUNK", 7)
-    monkeypatch.setattr(plan, "GPU_RELATION_CHUNK", (8, 16))
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def on_cpu(results: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.kernels import gpu_launch, plan
 from lightcake_fast.ops import context_layer
 from lightcake_fast.scores import BUILT_IN
 from tests.support.comparison import TOLERANCES, assert_as_precise_as, assert_bitwise_equal, assert_close
@@ -17,15 +16,7 @@ from tests.support.graphs import CONTEXTS, QUICK_SCORES, layer_inputs, layer_res
 GRAPHS = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # with cut rows
 SCALED = TOLERANCES[torch.float32].scaled
 DEVICES = {"triton": "cuda" if torch.cuda.is_available() else "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few triples make a hub, and a warp is wide, for the interpreter."""
-    if not torch.cuda.is_available():
-        monkeypatch.setattr(gpu_launch, "warp_size", lambda: 256)
-    monkeypatch.setattr(plan, "GPU_ENTITY_CHUNK", 7)
-    monkeypatch.setattr(plan, "GPU_RELATION_CHUNK", (8, 16))
+pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
 def sums(
