@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
-from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows
+from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows, threads_for
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 
@@ -97,9 +97,10 @@ class _Means(torch.autograd.Function):
         ctx.phi, ctx.found = phi, found
         out = x.new_zeros(2, *x.shape)
         for r, (entries, groups, bounds) in enumerate(found.parts):
-            sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
-            side = out[int(2 * r >= len(z))]
-            side.index_add_(0, found.group_head[groups], _composed(sums, z[r], of_group[groups], phi))
+            with threads_for(found.tail[entries].numel() * x.shape[1]):
+                sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
+                side = out[int(2 * r >= len(z))]
+                side.index_add_(0, found.group_head[groups], _composed(sums, z[r], of_group[groups], phi))
         return out
 
     @staticmethod
@@ -110,17 +111,20 @@ class _Means(torch.autograd.Function):
         of_inverse = of_entry.index_select(0, found.inverse)
         dx, dz = torch.zeros_like(x), torch.empty_like(z)
         for r, (entries, groups, bounds) in enumerate(found.parts):
-            side = g[int(r >= num_relations)]
-            rows = side.index_select(0, found.group_head[groups])
-            if phi == "sub":
-                dz[r] = -(of_group[groups] @ rows)
-            else:
-                sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
-                dz[r] = _product(sums, rows, phi, conjugate=False).sum(0)
-            # the neighbours under r are the heads under its inverse
-            entries, groups, bounds = found.parts[(r + num_relations) % len(z)]
-            sums = sum_rows(side, found.tail[entries], bounds, of_inverse[entries])
-            dx.index_add_(0, found.group_head[groups], sums if phi == "sub" else _product(sums, z[r], phi))
+            with threads_for(found.tail[entries].numel() * x.shape[1]):
+                side = g[int(r >= num_relations)]
+                rows = side.index_select(0, found.group_head[groups])
+                if phi == "sub":
+                    dz[r] = -(of_group[groups] @ rows)
+                else:
+                    sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
+                    dz[r] = _product(sums, rows, phi, conjugate=False).sum(0)
+                # the neighbours under r are the heads under its inverse
+                entries, groups, bounds = found.parts[(r + num_relations) % len(z)]
+                sums = sum_rows(side, found.tail[entries], bounds, of_inverse[entries])
+                dx.index_add_(
+                    0, found.group_head[groups], sums if phi == "sub" else _product(sums, z[r], phi)
+                )
         return dx, dz, None, None, None, None
 
 

@@ -1,5 +1,7 @@
 """A graph's context triples in the orders in which the baselines sum over neighbours, made once a graph."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -11,6 +13,10 @@ from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.segments import Segments
+
+WORTH_A_THREAD = (
+    2**21
+)  # numbers gathered: with fewer, waking more of PyTorch's threads takes longer than they save
 
 
 class HeadOrder(NamedTuple):
@@ -138,6 +144,18 @@ def sum_rows(rows: Tensor, index: Tensor, bounds: Tensor, weights: Tensor) -> Te
         index, rows, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True
     )
     return sums
+
+
+@contextmanager
+def threads_for(numbers: int) -> Iterator[None]:
+    """All of PyTorch's threads for work on many numbers, in a `with` block; this one alone for few."""
+    threads = torch.get_num_threads()
+    if numbers < WORTH_A_THREAD:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 _FOUND: "WeakKeyDictionary[ContextGraph, Neighbours]" = WeakKeyDictionary()

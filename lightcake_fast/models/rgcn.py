@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
-from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows
+from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows, threads_for
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 
@@ -93,8 +93,9 @@ class _RelationProducts(torch.autograd.Function):
         ctx.found = found
         out = torch.zeros_like(x)
         for matrix, (entries, groups, bounds) in zip(matrices, found.parts, strict=True):
-            sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
-            out.index_add_(0, found.group_head[groups], _product(sums, matrix))
+            with threads_for(found.tail[entries].numel() * x.shape[1]):
+                sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
+                out.index_add_(0, found.group_head[groups], _product(sums, matrix))
         return out
 
     @staticmethod
@@ -105,13 +106,14 @@ class _RelationProducts(torch.autograd.Function):
         inverse_weights = weights.index_select(0, found.inverse)
         dx, dmatrices = torch.zeros_like(x), torch.empty_like(matrices)
         for r, (matrix, (entries, groups, bounds)) in enumerate(zip(matrices, found.parts, strict=True)):
-            sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
-            blocks, rows = len(matrix), g.index_select(0, found.group_head[groups])
-            torch.bmm(_blocks(sums, blocks).mT, _blocks(rows, blocks), out=dmatrices[r])
-            # A_r^T g: the neighbours under r are the heads under its inverse
-            entries, groups, bounds = found.parts[(r + num_relations) % (2 * num_relations)]
-            sums = sum_rows(g, found.tail[entries], bounds, inverse_weights[entries])
-            dx.index_add_(0, found.group_head[groups], _product(sums, matrix.mT))
+            with threads_for(found.tail[entries].numel() * x.shape[1]):
+                sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
+                blocks, rows = len(matrix), g.index_select(0, found.group_head[groups])
+                torch.bmm(_blocks(sums, blocks).mT, _blocks(rows, blocks), out=dmatrices[r])
+                # A_r^T g: the neighbours under r are the heads under its inverse
+                entries, groups, bounds = found.parts[(r + num_relations) % (2 * num_relations)]
+                sums = sum_rows(g, found.tail[entries], bounds, inverse_weights[entries])
+                dx.index_add_(0, found.group_head[groups], _product(sums, matrix.mT))
         return dx, dmatrices, None, None
 
 

@@ -23,7 +23,7 @@ from lightcake_fast.models import (
     RGCNLayer,
     a2n,
 )
-from lightcake_fast.models.neighbours import neighbours
+from lightcake_fast.models.neighbours import neighbours, sum_rows
 from lightcake_fast.train import main as train
 from lightcake_fast.training.experiment import build_model
 from lightcake_fast.training.presets import resolve
@@ -306,6 +306,31 @@ def test_compgcn_gives_the_same_bits_again(composition: str) -> None:
     )
     for a, b in zip(first, second, strict=True):
         assert_bitwise_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["rgcn", "compgcn"])
+@pytest.mark.parametrize(("worth", "threads"), [(0, 2), (2**60, 1)])
+def test_few_numbers_are_left_to_one_thread(
+    name: str, worth: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, _, graph, mask = layer_inputs("degrees", D, torch.float32)
+    model = MODELS[name].make(graph.num_entities, graph.num_relations, dim=D, layers=1)
+    seen = set()
+
+    def seeing(*arguments: Tensor) -> Tensor:
+        seen.add(torch.get_num_threads())
+        return sum_rows(*arguments)
+
+    monkeypatch.setattr(f"lightcake_fast.models.{name}.sum_rows", seeing)
+    monkeypatch.setattr("lightcake_fast.models.neighbours.WORTH_A_THREAD", worth)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch.autograd.grad(model.refine(graph, mask=mask)[0].sum(), model.entities)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {threads}
 
 
 @pytest.mark.parametrize("masked", [False, True])
