@@ -236,6 +236,14 @@ class TrainingConfig:
         at_least=0,
         metavar="C",
     )
+    weight_average: float = _flag(
+        "rank and keep a running average of the weights, of which a step keeps this share; 0: the weights",
+        "optimisation",
+        0.0,
+        at_least=0,
+        below=1,
+        metavar="P",
+    )
     epochs: int = _flag(
         "most passes over the training triples", "optimisation", at_least=1, metavar="E", on_resume=True
     )

@@ -145,7 +145,7 @@ class Trainer:
 
     def restore(self, tensors: dict[str, Tensor], position: Position, notes: dict[str, Any]) -> None:
         """Go back to where a checkpoint was saved (see `RunFolder.load_last`)."""
-        restore_state(tensors, self.model, self._step.optimizer)
+        restore_state(tensors, self.model, self._step)
         if notes.get("device") == self._experiment.randomness:
             try:
                 self._experiment.generator.set_state(tensors["generator"])
@@ -251,7 +251,8 @@ class Trainer:
         position = self.position
         self._measure()
         seconds, loss = position.seconds, position.loss_sum / self._data.num_train
-        valid = self.evaluate("valid")
+        with self._step.average.applied():
+            valid = self.evaluate("valid")
         self._measure()
         position.epoch += 1
         position.step, position.loss_sum, position.seconds = 0, 0.0, 0.0
@@ -292,15 +293,16 @@ class Trainer:
 
     def _save_last(self) -> None:
         self._measure()
-        state = training_state(self.model, self._step.optimizer, self._experiment.generator)
+        state = training_state(self.model, self._step, self._experiment.generator)
         state |= self._named_rows()
         self._run.save_last(state, self.position, self._data.fingerprint, device=self._experiment.randomness)
         took, self._mark = time.monotonic() - self._mark, time.monotonic()
         self._next_save = self._mark + max(SAVE_SECONDS, took / SAVE_SHARE)
 
     def _save_best(self) -> None:
-        weights = {**self.model.state_dict(), **self._named_rows()}
-        self._run.save_best(weights, self.position, self._data.fingerprint)
+        with self._step.average.applied():
+            weights = {**self.model.state_dict(), **self._named_rows()}
+            self._run.save_best(weights, self.position, self._data.fingerprint)
 
     def _named_rows(self) -> dict[str, Tensor]:
         """Of a part of a checkpoint: whose rows it has."""

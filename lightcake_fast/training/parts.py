@@ -24,7 +24,13 @@ from lightcake_fast.training.config import TrainingConfig
 FORMAT = 1
 ROWS = "rows"  # of a rank's tensors: the entities whose rows it has
 # what has a row for each entity; all else is the same on all ranks
-BY_ENTITY = {"entities", "model.entities", "adam.entities.exp_avg", "adam.entities.exp_avg_sq"}
+BY_ENTITY = {
+    "entities",
+    "model.entities",
+    "average.entities",
+    "adam.entities.exp_avg",
+    "adam.entities.exp_avg_sq",
+}
 _FILE = re.compile(r"[\w-]+\.safetensors")
 
 Ids = NDArray[np.int64]

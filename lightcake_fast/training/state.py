@@ -1,4 +1,4 @@
-"""The tensors that training goes on from: weights, Adam's averages and the random state."""
+"""The tensors that training goes on from: weights, their average, Adam's averages and the random state."""
 
 from collections.abc import Mapping
 
@@ -6,27 +6,29 @@ import torch
 from torch import Tensor, nn
 
 from lightcake_fast.errors import InputError
+from lightcake_fast.training.step import TrainingStep
 
 
-def training_state(
-    model: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator
-) -> dict[str, Tensor]:
-    """Collect the state under the names `model.*`, `adam.<weight>.*` and `generator`."""
+def training_state(model: nn.Module, step: TrainingStep, generator: torch.Generator) -> dict[str, Tensor]:
+    """Collect the state under the names `model.*`, `average.*`, `adam.<weight>.*` and `generator`."""
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    state |= {f"average.{name}": tensor for name, tensor in step.average.tensors.items()}
     for name, weight in model.named_parameters():
-        for key, value in optimizer.state.get(weight, {}).items():
+        for key, value in step.optimizer.state.get(weight, {}).items():
             state[f"adam.{name}.{key}"] = value
     state["generator"] = generator.get_state()
     return state
 
 
-def restore_state(state: Mapping[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Put weights and Adam's averages back; the generator is left to the caller.
+def restore_state(state: Mapping[str, Tensor], model: nn.Module, step: TrainingStep) -> None:
+    """Put weights, their average and Adam's averages back; the generator is left to the caller.
 
     Raises:
         InputError: A tensor is missing, is of another shape or type, or has no place here.
     """
     wanted = {f"model.{name}": weight for name, weight in model.state_dict().items()}
+    averages = {f"average.{name}": tensor for name, tensor in step.average.tensors.items()}
+    wanted |= averages
     stepped = any(name.startswith("adam.") for name in state)  # a run may be saved before its first step
     for name, weight in model.named_parameters() if stepped else ():
         wanted |= {f"adam.{name}.{key}": weight for key in ("exp_avg", "exp_avg_sq")}
@@ -36,9 +38,11 @@ def restore_state(state: Mapping[str, Tensor], model: nn.Module, optimizer: torc
     )  # each kind of device has a length of its own
     check_tensors(state, wanted)
     model.load_state_dict({name: state[f"model.{name}"] for name in model.state_dict()})
+    for name, average in averages.items():
+        average.copy_(state[name])
     for name, weight in model.named_parameters() if stepped else ():
         prefix = f"adam.{name}."
-        optimizer.state[weight] = {
+        step.optimizer.state[weight] = {
             key.removeprefix(prefix): value.to(weight.device, copy=True)
             for key, value in state.items()
             if key.startswith(prefix)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RelationModel
+from lightcake_fast.training.average import WeightAverage
 from lightcake_fast.training.config import TrainingConfig
 
 
@@ -18,6 +19,7 @@ class TrainingStep:
 
     Attributes:
         optimizer: Adam, with l2 on the two embedding tables only.
+        average: Of the weights over the steps so far.
         loss_sum: float64 scalar on the device; the losses of all triples since it was last zeroed.
         weight: The part of a triple that one of a batch stands for.
     """
@@ -43,6 +45,7 @@ class TrainingStep:
         real = torch.float64 if graph.device.type == "cpu" else torch.float32
         self._step_size = torch.tensor(config.lr, dtype=real, device=graph.device)
         self.optimizer = torch.optim.Adam(groups, lr=self._step_size, fused=True)
+        self.average = WeightAverage(model, config.weight_average)
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=graph.device)
 
     def start_epoch(self, epoch: int) -> None:
@@ -56,6 +59,7 @@ class TrainingStep:
         loss.backward()  # type: ignore[no-untyped-call]
         self._add_shares()
         self.optimizer.step()
+        self.average.update()
         self.loss_sum += loss.detach().double() * (len(batch) * self.weight)
 
     def _add_shares(self) -> None:

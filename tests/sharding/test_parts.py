@@ -20,7 +20,11 @@ from tests.support.comparison import assert_bitwise_equal
 from tests.support.worlds import in_threads
 
 SAME: dict[str, Any] = {"config": resolve({}), "fingerprint": "of the data"}
-WHOLE = {"model.entities": torch.arange(20.0).view(10, 2), "model.relations": torch.ones(4, 2)}
+WHOLE = {
+    "model.entities": torch.arange(20.0).view(10, 2),
+    "average.entities": torch.arange(20.0, 40.0).view(10, 2),
+    "model.relations": torch.ones(4, 2),
+}
 OWNER = np.array([2, 0, 0, 2, 1, 0, 2, 2, 1, 0])
 
 
@@ -31,7 +35,7 @@ def notes(step: int) -> dict[str, Any]:
 def save_in_parts(folder: Path, step: int = 5, ranks: int = 3) -> None:
     def work(world: World) -> None:
         rows = torch.from_numpy(np.flatnonzero(OWNER % ranks == world.rank))
-        own = {**WHOLE, "model.entities": WHOLE["model.entities"][rows], parts.ROWS: rows}
+        own = {n: t[rows] if n in parts.BY_ENTITY else t for n, t in WHOLE.items()} | {parts.ROWS: rows}
         parts.save_part(folder, "last", own, f"1-{step}", world, **SAME, notes=notes(step))
 
     in_threads(ranks, work)

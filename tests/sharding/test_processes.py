@@ -22,6 +22,7 @@ from tests.support.comparison import assert_bitwise_equal
 # every option that several processes divide among them, but nothing left to chance
 FLAGS = ["--dataset", "family:60", "--dim", "6", "--layers", "2", "--batch-size", "64", "--lr", "0.02"]
 FLAGS += ["--profile", "both", "--links", "--mixing", "--backend", "reference", "--quiet"]
+FLAGS += ["--weight-average", "0.9"]
 FLAGS += ["--input-dropout", "0", "--row-dropout", "0", "--unseen-rate", "0"]
 DROPPING = [*FLAGS[:-6], "--input-dropout", "0.2", "--row-dropout", "0.1", "--unseen-rate", "0.1"]
 ENDLESS = ["--epochs", "9999", "--patience", "9999"]

@@ -25,6 +25,8 @@ TINY += [
     "0.1",
     "--lr-decay",
     "0.3",
+    "--weight-average",
+    "0.9",
     "--quiet",
 ]
 TIMES = {"seconds", "total_seconds", "triples_per_second"}

@@ -42,6 +42,7 @@ class Training:
 
     def __init__(self, data: KnowledgeGraph, device: str = "cpu", **flags: Any) -> None:
         options = {"input_dropout": 0.2, "row_dropout": 0.1, "unseen_rate": 0.2, "lr_decay": 0.5}
+        options |= {"weight_average": 0.9}
         experiment = Experiment(
             resolve({"dim": 8, "relation_bias": True, "device": device, **options, **flags}), data
         )
@@ -49,7 +50,7 @@ class Training:
 
     def state(self) -> list[Tensor]:
         averages = [t for entry in self.step.optimizer.state.values() for t in entry.values()]
-        return [*self.model.parameters(), *averages, self.step.loss_sum]
+        return [*self.model.parameters(), *averages, *self.step.average.tensors.values(), self.step.loss_sum]
 
     def epochs(self, advance: Callable[[Tensor], None]) -> list[Tensor]:
         """Three epochs of four batches, the last short: the first warms up."""

@@ -122,6 +122,44 @@ def test_the_step_size_decays_with_the_epochs(data: KnowledgeGraph, epoch: int, 
     assert largest == pytest.approx(expected, rel=1e-3)  # Adam's first step is its step size
 
 
+def test_the_average_of_the_weights(data: KnowledgeGraph) -> None:
+    model, *_, step = build(data, weight_average=0.8)
+    batch, seen = torch.arange(50), []
+    with step.average.applied():
+        start = model.entities.detach().clone()
+    assert_bitwise_equal(start, model.entities)  # before the first step there is no other
+    for _ in range(4):
+        step(batch)
+        seen.append([weight.detach().clone() for weight in model.parameters()])
+    shares = [0.8**age for age in (3, 2, 1, 0)]
+    with step.average.applied():
+        for n, (name, weight) in enumerate(model.named_parameters()):
+            wanted = sum(share * weights[n].double() for share, weights in zip(shares, seen, strict=True))
+            assert_close(weight, wanted / sum(shares), name=name)
+            assert not torch.equal(weight, seen[-1][n])
+    for weight, own in zip(model.parameters(), seen[-1], strict=True):
+        assert_bitwise_equal(weight, own)
+
+
+def test_a_block_that_fails_gives_the_weights_back(data: KnowledgeGraph) -> None:
+    model, *_, step = build(data, weight_average=0.8)
+    for _ in range(2):
+        step(torch.arange(50))
+    own = model.entities.detach().clone()
+    with pytest.raises(InputError), step.average.applied():
+        raise InputError("diverged")
+    assert_bitwise_equal(model.entities, own)
+
+
+def test_without_an_average_nothing_is_held(data: KnowledgeGraph) -> None:
+    model, *_, step = build(data)
+    step(torch.arange(50))
+    own = model.entities.detach().clone()
+    with step.average.applied():
+        assert_bitwise_equal(model.entities, own)
+    assert not step.average.tensors
+
+
 def test_a_step_reads_nothing_back(data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, step = build(data, mask_targets=True)
 
