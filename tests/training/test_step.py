@@ -134,8 +134,8 @@ def test_the_average_of_the_weights(data: KnowledgeGraph) -> None:
     shares = [0.8**age for age in (3, 2, 1, 0)]
     with step.average.applied():
         for n, (name, weight) in enumerate(model.named_parameters()):
-            wanted = sum(share * weights[n].double() for share, weights in zip(shares, seen, strict=True))
-            assert_close(weight, wanted / sum(shares), name=name)
+            sums = [share * weights[n].double() for share, weights in zip(shares, seen, strict=True)]
+            assert_close(weight, torch.stack(sums).sum(0) / sum(shares), name=name)
             assert not torch.equal(weight, seen[-1][n])
     for weight, own in zip(model.parameters(), seen[-1], strict=True):
         assert_bitwise_equal(weight, own)
