@@ -1,6 +1,7 @@
 """`python -m lightcake_fast.reproduce`: the paper's tables and figures, measured anew."""
 
 import argparse
+import dataclasses
 import platform
 import shlex
 import sys
@@ -52,6 +53,7 @@ examples:
   python -m lightcake_fast.reproduce table1
   python -m lightcake_fast.reproduce table2 --datasets ddb14 wn18rr --seeds 0 1 2
   python -m lightcake_fast.reproduce rivals speed --seeds 0 1 2 --runs runs
+  python -m lightcake_fast.reproduce rivals --datasets ddb14 --seeds 0 1 2 3 4 --runs runs --finished
   python -m lightcake_fast.reproduce ablation --datasets fb15k-237 -- --dim 64 --batch-size 4096
   python -m lightcake_fast.reproduce entities --datasets fb15k-237 wn18rr
   python -m lightcake_fast.reproduce all --quick
@@ -78,6 +80,11 @@ def make_parser() -> cli.ArgumentParser:
         "--runs", nargs="+", default=[], metavar="DIR", help="folders of runs, which are taken where they fit"
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="S", help="(default: 0)")
+    parser.add_argument(
+        "--finished",
+        action="store_true",
+        help="train nothing: rows of the seeds that are there, without rows that lack a data set",
+    )
     parser.add_argument("--quick", action="store_true", help="a small generated graph, few epochs")
     return parser
 
@@ -102,8 +109,10 @@ def main(argv: Sequence[str]) -> None:
     tables = {"table1": table_1(datasets, options.data_dir)} if "table1" in wanted else {}
     with Interrupt():
         places = [out / "runs", *(Path(place).expanduser() for place in options.runs)]
-        finished = _train(chosen, datasets, options.seeds, common, places, console)
+        finished = _train(chosen, datasets, options.seeds, common, places, console, options.finished)
     for name, experiment in chosen.items():
+        if options.finished:
+            experiment = _with_runs(experiment, datasets, finished[name])
         tables[name] = BUILDERS[name](experiment, datasets, finished[name])
     _write(tables, out, {name: _origin(argv, device, finished.get(name, {})) for name in tables})
     console.print(
@@ -134,6 +143,7 @@ def _train(
     common: Mapping[str, Any],
     folders: Sequence[Path],
     console: Console,
+    finished_alone: bool = False,
 ) -> dict[str, Finished]:
     """Train every run that a target needs, those that several need once, where none of the folders has it.
 
@@ -144,6 +154,7 @@ def _train(
         common: Settings that go to every run.
         folders: What to look for finished runs in; new ones go to the first.
         console: Told how far it is.
+        finished_alone: Leave out what none of the folders has.
     """
     found = finished_runs(folders)
     settings: dict[Path, dict[str, Any]] = {}
@@ -154,7 +165,10 @@ def _train(
             for dataset in datasets:
                 for seed in seeds:
                     config = configuration(row, dataset, seed, common)
-                    folder = finished_run(config, found) or folder_of(config, folders[0])
+                    done = finished_run(config, found)
+                    if finished_alone and done is None:
+                        continue
+                    folder = done or folder_of(config, folders[0])
                     settings[folder] = run_settings(row, dataset, seed, common)
                     places[name].setdefault((row.label, dataset), []).append(folder)
     outcomes = {}
@@ -165,6 +179,20 @@ def _train(
         name: {cell: [outcomes[folder] for folder in folders] for cell, folders in cells.items()}
         for name, cells in places.items()
     }
+
+
+def _with_runs(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Experiment:
+    """The experiment with those of its rows that have a run on every data set.
+
+    Raises:
+        InputError: No row has.
+    """
+    rows = tuple(
+        row for row in experiment.rows if all((row.label, dataset) in finished for dataset in datasets)
+    )
+    if not rows:
+        raise InputError(f"--finished: no row of {experiment.title!r} has a run on {', '.join(datasets)}")
+    return dataclasses.replace(experiment, rows=rows)
 
 
 def _write(tables: Mapping[str, Table], out: Path, origins: Mapping[str, str]) -> None:

@@ -137,8 +137,9 @@ def with_curves(experiment: Experiment, datasets: Sequence[str], finished: Finis
     """`comparison` with a figure: MRR by what the rows vary, a curve a data set."""
     table = comparison(experiment, datasets, finished)
     curves = {name: _curve(experiment.rows, name, finished) for name in datasets}
-    seeds = table.records[0]["seeds"]
-    axes = experiment.varies, "test MRR" if seeds == 1 else f"test MRR, mean and deviation of {seeds} seeds"
+    seeds = sorted({str(record["seeds"]) for record in table.records})
+    several = f"test MRR, mean and deviation of {' or '.join(seeds)} seeds"
+    axes = experiment.varies, "test MRR" if seeds == ["1"] else several
     return replace(table, curves=curves, axes=axes)
 
 
@@ -171,7 +172,7 @@ def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finish
                     f"{mrr:.4f}",
                     f"{theirs.mrr:.3f}" if theirs else "",
                     f"{speed[row.label]:,.0f}",
-                    f"{speed[row.label] / speed['R-GCN']:.2f}",
+                    f"{speed[row.label] / speed['R-GCN']:.2f}" if "R-GCN" in speed else "",
                     f"{peak / 1e6:,.0f}" if peak else "",
                 ]
             )
@@ -207,7 +208,7 @@ def rivals(experiment: Experiment, datasets: Sequence[str], finished: Finished) 
         best, equal = best_and_equal(list(test.values()))
         for n, row in enumerate(experiment.rows):
             record, outcomes = _rival_record(runs[row.label]), runs[row.label]
-            gain = test[row.label].mean - test[row.without].mean if row.without else None
+            gain = test[row.label].mean - test[row.without].mean if row.without in test else None
             mrr = test[row.label].cell(4)
             rows.append(
                 [

@@ -16,7 +16,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS
 from lightcake_fast.reproduce import __main__ as command
 from lightcake_fast.reproduce import paper, results, runs, targets
-from lightcake_fast.reproduce.experiments import Experiment, Row, configuration, experiments
+from lightcake_fast.reproduce.experiments import Experiment, Row, configuration, experiments, run_settings
 from lightcake_fast.reproduce.rivals import SEARCHED
 from lightcake_fast.reproduce.runs import Outcome, folder_of, read
 from lightcake_fast.reproduce.tables import (
@@ -389,6 +389,23 @@ def test_finished_runs_are_listed(tmp_path: Path, capfd: pytest.CaptureFixture[s
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 6
     assert all(line.startswith("| family:60 | LightCAKE-DistMult | best | 0.") for line in lines[4:])
+
+
+def test_what_is_finished_makes_a_table_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = experiments("distmult")["rivals"].rows[0]
+    flags = {"dim": 4, "epochs": 1, "batch_size": 512}
+    runs.run(run_settings(first, "family:60", 1, flags), tmp_path / "mine" / "run", silent=True)
+    argv = ["rivals", "--finished", "--out", str(tmp_path / "out"), "--runs", str(tmp_path / "mine")]
+    assert cli.run(command.main, [*argv, "--seeds", "0", "1", *TINY]) == 0
+    with (tmp_path / "out" / "rivals.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["model"], row["seeds"], row["over_no_layers"]) for row in rows] == [(first.label, "1", "")]
+    assert not (tmp_path / "out" / "runs").exists(), "nothing is trained"
+    capsys.readouterr()
+    assert cli.run(command.main, [*argv, "--seeds", "2", *TINY]) == 2
+    assert "--finished: no row of 'LightCAKE and its rivals" in capsys.readouterr().err
 
 
 @pytest.mark.full
