@@ -15,7 +15,7 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RGCNLayer
 from lightcake_fast.models.neighbours import neighbours, sum_rows
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import BUILT_IN
+from lightcake_fast.scores import FUSED
 
 BFLOAT16 = "lightcake bfloat16"
 HALF_ROWS = "lightcake bfloat16 rows"  # of which triples read such a copy; all else is float32
@@ -198,7 +198,7 @@ class _PlainGather(torch.autograd.Function):
 
 
 # This package's layer by the name of its row: DistMult has the plain one.
-SCORE_OF = {"lightcake" if score == "distmult" else f"lightcake {score}": score for score in BUILT_IN}
+SCORE_OF = {"lightcake" if score == "distmult" else f"lightcake {score}": score for score in FUSED}
 
 
 def fused_builder(score: str) -> Callable[[LayerInput], LayerStep]:

@@ -53,6 +53,8 @@ def context_layer(
         graph: the context, on the same device.
         score: psi, whose softmax weighs the triples: "distmult", "transe", "complex", "simple", "rotate"
             (d even in these three: a row is two halves; docs/op.md), or one of your own (``register_score``).
+            "transh" is for the reference alone, which holds tensors of a row for each context triple; its
+            relations are [r | normal of length one], (2R, 2 d).
         context: "both", or only "entity" or "relation": then the other table comes back with its values
             unchanged.
         mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
@@ -66,7 +68,7 @@ def context_layer(
             "triton" on the CPU needs its interpreter (TRITON_INTERPRET=1) and is for tests.
 
     Returns:
-        New entities (N, d) and relations (2R, d), of the type given.
+        New entities and relations, of the shapes and the type given.
 
     Raises:
         TypeError: if a table or the mask is no tensor, or the graph no ``ContextGraph``.
@@ -168,7 +170,7 @@ def tune_context_layer(
         ValueError: if an argument is wrong, or Triton cannot run here.
     """
     _check_width(score, "dim", dim)
-    _check_fused(score, "triton")
+    check_fused(score, "triton")
     if dim < 1:
         raise ValueError(f"dim: got {dim}, wanted at least 1")
     if not dtype.is_floating_point:
@@ -204,7 +206,7 @@ def _checked(
     ):
         if value not in known:
             raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
-    _check_tables(entities, relations, graph, mask)
+    _check_tables(entities, relations, graph, mask, score_named(score).planes)
     if rows == "bfloat16" and entities.dtype in _NARROW:
         raise ValueError(
             f"rows: got 'bfloat16' with entities of {entities.dtype}, 16 bits wide already, wanted "
@@ -222,7 +224,7 @@ def layer_backend(score: str, backend: str, entities: Tensor, relations: Tensor)
     """
     if backend == "auto" and not fused(score):
         return "reference"
-    _check_fused(score, backend)
+    check_fused(score, backend)
     chosen = runnable(backend, entities.device.type)
     return without_transforms(chosen, backend, entities, relations)
 
@@ -238,7 +240,9 @@ def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
         )
 
 
-def _check_tables(entities: Tensor, relations: Tensor, graph: "ContextGraph", mask: Tensor | None) -> None:
+def _check_tables(
+    entities: Tensor, relations: Tensor, graph: "ContextGraph", mask: Tensor | None, planes: bool
+) -> None:
     """Raise ``ValueError`` for a shape, type or device that does not fit the others."""
     for name, table, rows in (
         ("entities", entities, graph.num_entities),
@@ -248,10 +252,12 @@ def _check_tables(entities: Tensor, relations: Tensor, graph: "ContextGraph", ma
             raise ValueError(f"{name}: got shape {tuple(table.shape)}, wanted ({rows}, d)")
         if not table.is_floating_point():
             raise ValueError(f"{name}: got {table.dtype}, wanted a floating-point type")
-    if relations.shape[1] != entities.shape[1] or relations.dtype != entities.dtype:
+    width = entities.shape[1] * (2 if planes else 1)
+    if relations.shape[1] != width or relations.dtype != entities.dtype:
+        wanted = "twice the width of the entities and their type" if planes else "those of the entities"
         raise ValueError(
             f"relations: got width {relations.shape[1]} and {relations.dtype}, "
-            f"wanted those of the entities, {entities.shape[1]} and {entities.dtype}"
+            f"wanted {wanted}, {width} and {entities.dtype}"
         )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (graph.num_triples,)):
         raise ValueError(
@@ -268,7 +274,7 @@ def _check_width(score: str, name: str, width: int) -> None:
         raise InputError(f"{name}: got width {width}, wanted a multiple of {columns} for score {score!r}")
 
 
-def _check_fused(score: str, backend: str) -> None:
+def check_fused(score: str, backend: str) -> None:
     """Raise ``InputError`` for a fused back end by name that lacks the score."""
     if backend in ("numba", "triton") and not fused(score):
         raise InputError(f"backend: got {backend!r}, wanted 'reference', which alone has score {score!r}")

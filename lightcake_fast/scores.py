@@ -15,6 +15,7 @@ from lightcake_fast.reference.scores import SCORES, Score, of_block, square_root
 
 __all__ = [
     "BUILT_IN",
+    "FUSED",
     "SCORES",
     "Score",
     "fused",
@@ -24,7 +25,8 @@ __all__ = [
     "score_named",
 ]
 
-BUILT_IN = tuple(_BLOCKS)
+BUILT_IN = tuple(SCORES)
+FUSED = tuple(_BLOCKS)  # of these, those that the kernels have
 _NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 _OF_A_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ENTRIES = 4  # of a column in the trial
@@ -40,8 +42,8 @@ def register_score(name: str, score: Any, *, replace: bool = False) -> None:
             in a module.
         score: a ``Score`` in plain PyTorch, for the reference back end; or a block of plain functions as in
             ``lightcake_fast.kernels.scores``, for all back ends.
-        replace: let a ``Score`` take the name of an earlier one, as when a notebook's cell runs again. Blocks
-            keep their names for the whole process: kernels are compiled of them.
+        replace: let a ``Score`` take the name of an earlier one, as when a notebook's cell runs again. The
+            package's scores keep their names, and blocks for the whole process: kernels are compiled of them.
 
     Raises:
         InputError: the name is no name or is taken, or the score is not what it should be; the message says
@@ -51,9 +53,9 @@ def register_score(name: str, score: Any, *, replace: bool = False) -> None:
         raise InputError(f"name: got {name!r}, wanted letters, digits, '_', '-' and '.', or MODULE:NAME")
     if _BLOCKS.get(name, SCORES.get(name)) is score:
         return
-    if name in _BLOCKS:
+    if name in (*_BLOCKS, *BUILT_IN):
         taken = ", ".join(SCORES)
-        raise InputError(f"name: got {name!r}, which is taken and in the kernels: wanted none of {taken}")
+        raise InputError(f"name: got {name!r}, which is taken for good: wanted none of {taken}")
     if name in SCORES and not replace:
         raise InputError(
             f"name: got {name!r}, which is taken: wanted none of {', '.join(SCORES)}, or replace=True"

@@ -20,7 +20,7 @@ def context_layer(
 
     Args:
         entities: shape (N, d), any float dtype.
-        relations: shape (2R, d); relation r's inverse is r + R.
+        relations: shape (2R, d), or (2R, 2 d) for a score with planes; relation r's inverse is r + R.
         triples: ids of all E context triples, inverses included: (h, r, t), each int64 of shape (E,).
         mask: bool of shape (E,), True leaves the context triple out; or None.
         score: a key of ``SCORES``.
@@ -29,14 +29,16 @@ def context_layer(
         rows: "float32" for entities as they are in all triples, "bfloat16" for their values in that type.
 
     Returns:
-        The new entities (N, d) and relations (2R, d).
+        The new entities (N, d), and relations as wide as they were.
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
     h, r, t = triples
     functions = SCORES[score]
     read = rounded(entities) if rows == "bfloat16" else entities
-    e_h, e_r, e_t = read.index_select(0, h), relations.index_select(0, r), read.index_select(0, t)
+    e_h, e_r, e_t = functions.read(
+        read.index_select(0, h), relations.index_select(0, r), read.index_select(0, t)
+    )
     s = functions.psi(e_h, e_r, e_t)
     new_entities, new_relations = (
         table if residual else nothing_added(table) for table in (entities, relations)
@@ -46,8 +48,16 @@ def context_layer(
         new_entities = new_entities.index_add(0, h, alpha[:, None] * functions.phi_ent(e_r, e_t))
     if context != "entity":
         beta = segment_softmax(s, r, len(relations), mask)
-        new_relations = new_relations.index_add(0, r, beta[:, None] * functions.phi_rel(e_h, e_t))
+        new_relations = _plus(new_relations, r, beta[:, None] * functions.phi_rel(e_h, e_t))
     return new_entities, new_relations
+
+
+def _plus(table: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
+    """A table with rows (E, d) added to the first d numbers of its rows."""
+    d = rows.shape[1]
+    if d == table.shape[1]:
+        return table.index_add(0, ids, rows)
+    return torch.cat([table[:, :d].index_add(0, ids, rows), table[:, d:]], 1)
 
 
 def rounded(table: Tensor) -> Tensor:
@@ -73,7 +83,11 @@ def context_weights(
     """The weights of each context triple: alpha in its head's context, beta in its relation's, each (E,)."""
     h, r, t = triples
     read = rounded(entities) if rows == "bfloat16" else entities
-    s = SCORES[score].psi(read.index_select(0, h), relations.index_select(0, r), read.index_select(0, t))
+    functions = SCORES[score]
+    e_h, e_r, e_t = functions.read(
+        read.index_select(0, h), relations.index_select(0, r), read.index_select(0, t)
+    )
+    s = functions.psi(e_h, e_r, e_t)
     return segment_softmax(s, h, len(entities), mask), segment_softmax(s, r, len(relations), mask)
 
 

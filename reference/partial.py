@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lightcake_fast.reference.scores import SCORES, Score
 
@@ -22,7 +23,7 @@ def forward(
 
     Args:
         x: entities (N, d).
-        y: relations (2R, d).
+        y: relations (2R, d), or (2R, 2 d) for a score with planes.
         triples: ids of all E context triples: (h, r, t), each int64 of shape (E,).
         mask: bool (E,), True leaves the context triple out.
         score: a key of ``SCORES``.
@@ -44,7 +45,8 @@ def forward(
         mean, norm_x = _weighted_means(s, h, len(x), f.phi_ent(e_r, e_t))
         new_x += mean
     if context != "entity":
-        new_y, norm_y = _weighted_means(s, r, len(y), f.phi_rel(e_h, e_t))
+        means, norm_y = _weighted_means(s, r, len(y), f.phi_rel(e_h, e_t))
+        new_y = functional.pad(means, (0, y.shape[1] - means.shape[1]))
     return new_x, new_y, s, norm_x, norm_y
 
 
@@ -80,7 +82,7 @@ def backward(
         y = y.detach().requires_grad_()
         f, e_h, e_r, e_t = _rows(x, y, triples, score)
         of_head = (g.index_select(0, h) * f.phi_ent(e_r, e_t)).sum(1)
-        of_relation = (q.index_select(0, r) * f.phi_rel(e_h, e_t)).sum(1)
+        of_relation = (q[:, : x.shape[1]].index_select(0, r) * f.phi_rel(e_h, e_t)).sum(1)
         delta = alpha * (of_head.detach() - dot_x.index_select(0, h))
         delta = delta + beta * (of_relation.detach() - dot_y.index_select(0, r))
         total = (alpha * of_head + beta * of_relation + delta * f.psi(e_h, e_r, e_t)).sum()
@@ -96,7 +98,8 @@ def softmax_weights(s: Tensor, norm: Tensor, segment: Tensor) -> Tensor:
 
 def _rows(x: Tensor, y: Tensor, triples: Triples, score: str) -> tuple[Score, Tensor, Tensor, Tensor]:
     h, r, t = triples
-    return SCORES[score], x.index_select(0, h), y.index_select(0, r), x.index_select(0, t)
+    f = SCORES[score]
+    return f, *f.read(x.index_select(0, h), y.index_select(0, r), x.index_select(0, t))
 
 
 def _weighted_means(s: Tensor, segment: Tensor, rows: int, phi: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Score functions in plain PyTorch: those of the kernels' blocks, made to be read beside the equations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ class Score:
         phi_ent: what a triple adds to its head (..., d), of e_r, e_t.
         phi_rel: what it adds to its relation (..., d), of e_h, e_t.
         columns: of which d must be a multiple.
+        planes: whether a relation has a plane, on which the entities of its triples are projected first: its
+            row is [r | w], 2 d numbers, w the plane's normal, of length one, and the functions get
+            x - <w, x> w for an entity's row x, and r. To w nothing is added.
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6 and section 4.
     """
@@ -27,6 +30,20 @@ class Score:
     phi_ent: Callable[[Tensor, Tensor], Tensor]
     phi_rel: Callable[[Tensor, Tensor], Tensor]
     columns: int = 1
+    planes: bool = False
+
+    def read(self, e_h: Tensor, e_r: Tensor, e_t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows (..., d) that the functions get, of those that the tables have."""
+        if not self.planes:
+            return e_h, e_r, e_t
+        r, normal = e_r.chunk(2, -1)
+        return _projected(e_h, normal), r, _projected(e_t, normal)
+
+
+def _projected(rows: Tensor, normal: Tensor) -> Tensor:
+    """Rows (..., d) on the planes with these normals of length one."""
+    along = (rows * normal).sum(-1, keepdim=True)
+    return torch.addcmul(rows, along, normal, value=-1)
 
 
 def of_block(block: Any) -> Score:
@@ -56,3 +73,4 @@ def square_root(total: Tensor) -> Tensor:
 
 
 SCORES = {name: of_block(block) for name, block in BLOCKS.items()}
+SCORES["transh"] = replace(SCORES["transe"], planes=True)  # Source: Wang et al., AAAI 2014

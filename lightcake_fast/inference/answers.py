@@ -165,7 +165,7 @@ class Embeddings:
         relations: Refined relations, R rows and, for a model with context, R more of the inverses.
         seen: Bool `[N]`, entities with a training triple; the vectors of unknown entities, where there are
             any, stand for the others.
-        others: The model's other parameters by their own names: bias, vectors of unknown entities.
+        others: The model's other parameters by their own names: bias, vectors of unknown entities, normals.
         entity_names: N names.
         relation_names: R names.
     """

@@ -148,8 +148,9 @@ class Explainer:
         graph, backend = self._experiment.graph, self._experiment.config.backend
         entities, relations = model.inputs(graph)
         for layer in range(model.layers):
+            read = model.read_relations(relations)
             alpha, beta = context_weights(
-                entities, relations, graph, score=model.score, rows=model.rows, backend=backend
+                entities, read, graph, score=model.score, rows=model.rows, backend=backend
             )
             yield {of: (beta if of == "relation" else alpha)[rows] for of, rows in entries.items()}
             entities, relations = model.layer(layer, entities, relations, graph, backend=backend)

@@ -6,7 +6,7 @@ from lightcake_fast.models.compgcn import COMPOSITIONS, CompGCN, CompGCNLayer
 from lightcake_fast.models.conv import LightCAKEConv
 from lightcake_fast.models.lightcake import LightCAKE
 from lightcake_fast.models.plain import PlainModel
-from lightcake_fast.models.projected import TransH, TransR
+from lightcake_fast.models.projected import TransR
 from lightcake_fast.models.rgcn import DECOMPOSITIONS, RGCN, RGCNLayer
 from lightcake_fast.models.specs import MODELS, SHARED_ARGUMENTS, ModelSpec, takers
 from lightcake_fast.models.terms import PROFILES
@@ -27,7 +27,6 @@ __all__ = [
     "PlainModel",
     "RGCNLayer",
     "RelationModel",
-    "TransH",
     "TransR",
     "takers",
 ]

@@ -13,7 +13,7 @@ from lightcake_fast.models import blocks
 from lightcake_fast.models.draws import NumberedDraws, SequentialDraws
 from lightcake_fast.models.entity_scores import Questions, all_scores, ask, cross_entropy
 from lightcake_fast.models.evidence import Evidence, Weighed, evidence_of
-from lightcake_fast.models.scorers import PRODUCTS
+from lightcake_fast.models.scorers import PRODUCTS, with_normals
 from lightcake_fast.models.terms import PROFILES, Links, RelationProfile
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 from lightcake_fast.sharding.layer import Shard
@@ -32,6 +32,8 @@ class RelationModel(nn.Module):
         relation_rows: rows of the relation table; None for R.
         angles: the relation table holds angles, at first uniform, which are read as rotations of complex
             numbers: a row is their d/2 cosines, then their sines. Input dropout leaves them as they are.
+        planes: relations have normals, of length one where they are read, for a score that projects entities
+            (see ``Score``). Input dropout leaves them as they are.
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
             nothing else is known by how frequent the relations are.
         input_dropout: share of the entries of both tables that is zeroed before they are refined, the
@@ -52,7 +54,7 @@ class RelationModel(nn.Module):
 
     Shapes:
         ``entities`` (N, d); ``relations`` (relation_rows, d), or d/2 with ``angles``; ``relation_bias`` (R,);
-        ``unknown_head`` and ``unknown_tail`` (d,); ``input_profile`` (2R, d).
+        ``unknown_head`` and ``unknown_tail`` (d,); ``input_profile`` (2R, d); ``normals`` (relation_rows, d).
 
     Raises:
         InputError: if the profile is "both" and the model has no context.
@@ -69,6 +71,7 @@ class RelationModel(nn.Module):
         dim: int,
         relation_rows: int | None = None,
         angles: bool = False,
+        planes: bool = False,
         relation_bias: bool = False,
         input_dropout: float = 0.0,
         row_dropout: float = 0.0,
@@ -111,6 +114,7 @@ class RelationModel(nn.Module):
         self.profile = None if profile == "none" else RelationProfile(num_relations, dim, **made)
         self.input_profile = xavier(2 * num_relations, dim, **made) if profile == "both" else None
         self.links = Links(num_relations, dim, **made) if links else None
+        self.normals = xavier(rows, dim, **made) if planes else None
 
     def refine(
         self,
@@ -180,6 +184,10 @@ class RelationModel(nn.Module):
             profiles = evidence_of(graph).profiles_times(self.input_profile, mask)
             entities = entities + profiles[: len(entities)]
         return entities, relations
+
+    def read_relations(self, relations: Tensor) -> Tensor:
+        """What a score reads of relations: their rows, raw or all, or with planes [r | normal] (.., 2 d)."""
+        return relations if self.normals is None else with_normals(relations, self.normals[: len(relations)])
 
     def evidence(self, graph: ContextGraph, pairs: Tensor, targets: Tensor | None = None) -> Evidence | None:
         """What the profile and links of pairs are made of; None for a model without these terms.

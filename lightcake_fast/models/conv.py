@@ -7,6 +7,7 @@ from torch import Generator, Tensor, nn
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models.scorers import with_normals
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 from lightcake_fast.ops import BACKENDS, CONTEXTS, ROWS, context_layer
 from lightcake_fast.scores import score_named
@@ -28,7 +29,8 @@ class LightCAKEConv(nn.Module):
         generator: source of the initial relations.
 
     Shapes:
-        ``relations`` (2R, d), Xavier uniform: row r + R is the inverse of relation r.
+        ``relations`` (2R, d), Xavier uniform: row r + R is the inverse of relation r. With "transh" rows are
+        [r | normal], (2R, 2 d), and normals are brought to length one before they are read.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -49,7 +51,7 @@ class LightCAKEConv(nn.Module):
     ) -> None:
         super().__init__()
         check_at_least(1, channels=channels, num_relations=num_relations)
-        columns = score_named(score).columns
+        columns, self._planes = score_named(score).columns, score_named(score).planes
         if channels % columns:
             raise InputError(f"channels: got {channels}, wanted a multiple of {columns} for score {score!r}")
         check_choice("context", context, CONTEXTS)
@@ -57,7 +59,8 @@ class LightCAKEConv(nn.Module):
         check_choice("backend", backend, BACKENDS)
         self.channels, self.num_relations = channels, num_relations
         self.score, self.context, self.rows, self.backend = score, context, rows, backend
-        self.relations = xavier(2 * num_relations, channels, generator=generator, dtype=torch.float32)
+        width = 2 * channels if self._planes else channels
+        self.relations = xavier(2 * num_relations, width, generator=generator, dtype=torch.float32)
         self._edges: tuple[tuple[Tensor, int, Tensor, int, int], ContextGraph] | None = None
 
     def reset_parameters(self) -> None:
@@ -81,17 +84,18 @@ class LightCAKEConv(nn.Module):
             x: shape (N, d), the nodes; types as in ``context_layer``.
             edge_index: int64 of shape (2, E): heads, then tails.
             edge_type: int64 of shape (E,).
-            relations: shape (2R, d), taken instead of the module's own: those that a layer before gave.
+            relations: taken instead of the module's own, in their shape: those that a layer before gave.
 
         Returns:
-            The nodes (N, d); where relations are given, also new relations (2R, d), for the next layer.
+            The nodes (N, d); where relations are given, also new relations, for the next layer.
 
         Raises:
             ValueError: if a shape, type or device is wrong, or an id is out of range.
         """
+        table = self.relations if relations is None else relations
         nodes, new_relations = context_layer(
             x,
-            self.relations if relations is None else relations,
+            with_normals(*table.chunk(2, 1)) if self._planes else table,
             self._graph(edge_index, edge_type, len(x)),
             score=self.score,
             context=self.context,

@@ -29,8 +29,8 @@ class LightCAKE(RelationModel):
         num_relations: R, raw relations; from one layer on, inverses have rows of their own.
         dim: d, the embedding width.
         layers: L, at least 0.
-        score: "distmult", "transe", "complex", "simple", "rotate" (d even in these three), or a score of your
-            own (docs/architecture.md).
+        score: "distmult", "transe", "complex", "simple", "rotate" (d even in these three), "transh" (without
+            kernels: docs/op.md), or a score of your own (docs/architecture.md).
         context: "both", "entity" or "relation".
         rows: as in ``context_layer``, of every layer: "bfloat16" halves the bytes that its triples read.
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
@@ -52,7 +52,8 @@ class LightCAKE(RelationModel):
 
     Shapes:
         ``entities`` (N, d); ``relations`` (2R, d), or (R, d) without layers, with "rotate" d/2 angles a row,
-        which each layer is given as numbers of modulus one; ``relation_bias`` (R,);
+        which each layer is given as numbers of modulus one; ``normals`` (2R, d) or (R, d) with "transh";
+        ``relation_bias`` (R,);
         ``unknown_head`` and ``unknown_tail`` (d,); ``entity_mixing`` and ``relation_mixing`` (L, d, d), of
         the tables that ``context`` refines. Rows are multiplied from the left.
 
@@ -84,7 +85,7 @@ class LightCAKE(RelationModel):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         check_at_least(0, layers=layers)
-        columns = score_named(score).columns
+        columns, planes = score_named(score).columns, score_named(score).planes
         if dim % columns:
             raise InputError(f"dim: got {dim}, wanted a multiple of {columns} for score {score!r}")
         check_choice("context", context, CONTEXTS)
@@ -97,6 +98,7 @@ class LightCAKE(RelationModel):
             dim=dim,
             relation_rows=2 * num_relations if layers else num_relations,
             angles=score == "rotate",
+            planes=planes,
             relation_bias=relation_bias,
             input_dropout=input_dropout,
             row_dropout=row_dropout,
@@ -109,7 +111,7 @@ class LightCAKE(RelationModel):
             dtype=dtype,
         )
         self.layers, self.score, self.context, self.rows = layers, score, context, rows
-        self.entity_score = score
+        self.entity_score = None if planes else score
         identity = torch.zeros(dim, dim, dtype=dtype, device=self.entities.device)
         identity.diagonal().fill_(1)  # of what runs on a meta device, torch.eye would import TorchDynamo
 
@@ -152,7 +154,8 @@ class LightCAKE(RelationModel):
         entities, relations = self._through(last, entities, relations, graph, mask, backend)
         x = None
         if self.context == "entity":
-            x = context_rows(entities, relations, graph, rows, **self._options(mask, backend))
+            read = self.read_relations(relations)
+            x = context_rows(entities, read, graph, rows, **self._options(mask, backend))
         if x is not None:
             y = relations
         elif len(rows) < len(entities):
@@ -203,9 +206,12 @@ class LightCAKE(RelationModel):
     ) -> tuple[Tensor, Tensor]:
         """New rows, or, if they are to be mixed, the context sums alone."""
         options = {"context": self.context, **self._options(mask, backend)}
+        read = self.read_relations(relations)
         if isinstance(graph, Shard):
-            return sharded_layer(entities, relations, graph, **options)
-        return context_layer(entities, relations, graph, **options)
+            x, y = sharded_layer(entities, read, graph, **options)
+        else:
+            x, y = context_layer(entities, read, graph, **options)
+        return x, y if self.normals is None else y[:, : relations.shape[1]]
 
     def _options(self, mask: Tensor | None, backend: str) -> dict[str, Any]:
         """What a layer of this model is, but for its context; sums alone where they are to be mixed."""
@@ -232,10 +238,12 @@ class LightCAKE(RelationModel):
         return self.num_relations * (1 if self.score in BUILT_IN else self.entities.shape[1])
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        rows = self.read_relations(relations)
         if self.score in BUILT_IN:
-            return SCORERS[self.score](heads, relations, tails)
+            return SCORERS[self.score](heads, rows, tails)
         # a score of the user's own, known triple by triple: holds a tensor of B x R x d
-        return score_named(self.score).psi(heads[:, None], relations, tails[:, None])
+        score = score_named(self.score)
+        return score.psi(*score.read(heads[:, None], rows, tails[:, None]))
 
 
 def _plus_mixed(rows: Tensor, sums: Tensor, matrices: Tensor | None, number: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models that are a score of two tables and no more: TransE, DistMult, ComplEx, SimplE and RotatE."""
+"""Models that are a score of tables and no more: TransE, DistMult, ComplEx, SimplE, RotatE and TransH."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.scorers import SCORERS
 from lightcake_fast.models.weights import check_choice
+from lightcake_fast.scores import score_named
 
 HALVES = ("complex", "simple", "rotate")  # read a row of d numbers as two of d/2
 
@@ -23,7 +24,8 @@ class PlainModel(RelationModel):
         options: those of ``RelationModel``.
 
     Shapes:
-        ``entities`` (N, d); ``relations`` (R, d), for "rotate" (R, d/2): angles, of which rows are made.
+        ``entities`` (N, d); ``relations`` (R, d), for "rotate" (R, d/2): angles, of which rows are made;
+        ``normals`` (R, d) of "transh".
 
     Raises:
         InputError: if ``dim`` is odd and must not be.
@@ -36,8 +38,11 @@ class PlainModel(RelationModel):
         check_choice("score", score, SCORERS)
         if score in HALVES and dim % 2:
             raise InputError(f"dim: got {dim}, wanted an even number for {score}")
-        super().__init__(num_entities, num_relations, dim=dim, angles=score == "rotate", **options)
-        self.score = self.entity_score = score
+        planes = score_named(score).planes
+        super().__init__(
+            num_entities, num_relations, dim=dim, angles=score == "rotate", planes=planes, **options
+        )
+        self.score, self.entity_score = score, None if planes else score
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        return SCORERS[self.score](heads, relations, tails)
+        return SCORERS[self.score](heads, self.read_relations(relations), tails)

@@ -1,13 +1,15 @@
 """The score of every raw relation for each of a batch of pairs, as one matrix.
 
-Heads and tails have shape (B, d), relations (R, d), scores (B, R): one or two matrix products, without a
-tensor of B x R x d. A complex row of d/2 numbers lies as d reals: real parts, then imaginary parts.
+Heads and tails have shape (B, d), relations (R, d), or (R, 2 d) with normals, scores (B, R): one or two
+matrix products, without a tensor of B x R x d. A complex row of d/2 numbers lies as d reals: real parts, then
+imaginary parts.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 def distmult(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
@@ -60,6 +62,34 @@ def rotate(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
     return negative_length(torch.maximum(lengths - 2 * turned, least))
 
 
+def transh(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+    """Psi = -||h' + r - t'||, x' = x - <w, x> w: projected onto the plane with the relation's normal w.
+
+    A relation's row is [r | w], w of length one. The paper's soft constraint that r lie in the plane is left
+    out, and the length is not squared, as in TransE here. What the projection takes away, and lengths that
+    cancel, cost digits: a square below 8 roundings of what it is made of counts as that, with gradient zero.
+
+    Source: Wang et al., AAAI 2014.
+    """
+    translations, normals = relations.chunk(2, 1)
+    difference = tails - heads
+    along = difference @ normals.T  # the part of the difference that the projection takes away
+    lengths, translation_lengths = difference.square().sum(1, keepdim=True), translations.square().sum(1)
+    squared = (
+        lengths
+        - along.square()
+        - 2 * (difference @ translations.T - along * (translations * normals).sum(1))
+        + translation_lengths
+    )
+    least = 8 * torch.finfo(lengths.dtype).eps * (lengths + translation_lengths.max()).detach()
+    return negative_length(torch.maximum(squared, least))
+
+
+def with_normals(relations: Tensor, normals: Tensor) -> Tensor:
+    """Rows [r | w] (R, 2 d) of relations and normals (R, d) of any length."""
+    return torch.cat([relations, functional.normalize(normals, dim=1)], 1)
+
+
 def of_modulus_one(relations: Tensor) -> Tensor:
     """Rows of complex numbers, each divided by its modulus; a zero stays one."""
     real, imaginary = relations.chunk(2, 1)
@@ -102,4 +132,5 @@ SCORERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "complex": complex_,
     "simple": simple,
     "rotate": rotate,
+    "transh": transh,
 }

@@ -10,7 +10,7 @@ from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.compgcn import CompGCN
 from lightcake_fast.models.lightcake import LightCAKE
 from lightcake_fast.models.plain import PlainModel
-from lightcake_fast.models.projected import TransH, TransR
+from lightcake_fast.models.projected import TransR
 from lightcake_fast.models.rgcn import RGCN
 
 # Fields of the configuration that every model takes.
@@ -77,7 +77,7 @@ MODELS: dict[str, ModelSpec] = {
     "complex": _plain("ComplEx", partial(PlainModel, score="complex"), "distmult"),
     "simple": _plain("SimplE", partial(PlainModel, score="simple"), "distmult"),
     "rotate": _plain("RotatE", partial(PlainModel, score="rotate"), "transe"),
-    "transh": _plain("TransH", TransH, "transe", ranks_entities=False),
+    "transh": _plain("TransH", partial(PlainModel, score="transh"), "transe", ranks_entities=False),
     "transr": _plain("TransR", TransR, "transe", ranks_entities=False),
     "rgcn": ModelSpec(
         RGCN,

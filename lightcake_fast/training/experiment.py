@@ -20,6 +20,7 @@ from lightcake_fast.metrics import (
 )
 from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel
 from lightcake_fast.models.evidence import Evidence
+from lightcake_fast.ops import check_fused
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.config import TrainingConfig
@@ -52,13 +53,15 @@ def check(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
     """Find what only the machine and the data set can tell, before anything is made.
 
     Raises:
-        InputError: The device is not there, cannot capture a step, a split is empty, or the model does not
-            take the width.
+        InputError: The device is not there, cannot capture a step, a split is empty, the model does not take
+            the width, or the back end lacks the score.
     """
     for split in SPLITS:
         if not (data.counts[split] if isinstance(data, ShardData) else len(data.split(split))):
             raise InputError(f"{data.name}: its {split} split is empty, wanted at least one triple")
     wants_capture(config.cuda_graph, resolve_device(config.device))
+    if config.model == "lightcake" and config.layers:
+        check_fused(config.score, config.backend)
     with torch.device("meta"):
         build_model(config, data.num_entities, data.num_relations)
 

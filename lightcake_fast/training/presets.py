@@ -6,7 +6,7 @@ from typing import Any
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, takers
-from lightcake_fast.scores import BUILT_IN
+from lightcake_fast.scores import BUILT_IN, SCORES
 from lightcake_fast.training.config import TrainingConfig, dataset_key
 
 Settings = dict[str, int | float | bool | str]
@@ -166,6 +166,7 @@ BEST_ENTITY: dict[str, Settings] = {
     "fb15k-237": _ENTITY,
     "wn18rr": {**_ENTITY, "lr": 1e-2},
 }
+_SETTINGS_OF = {"transh": "transe"}  # scores with the settings of another, none of their own being searched
 ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links")  # settings of `--task relation` alone
 
 
@@ -194,10 +195,11 @@ def preset_settings(
 ) -> Settings:
     """The settings of a preset for a data set (name or folder) and model; see `own_data` for unknown ones.
 
-    A score of the package that has no row here gets DistMult's. A baseline gets those of LightCAKE with the
-    score nearest to its own, without what it lacks and without the terms, which flags give it.
+    A score of the package that has no row here gets DistMult's, TransH TransE's. A baseline gets those of
+    LightCAKE with the score nearest to its own, without what it lacks and without the terms, which flags give
+    it.
     """
-    spec, key = MODELS[model], dataset_key(dataset) or ""
+    spec, key, score = MODELS[model], dataset_key(dataset) or "", _SETTINGS_OF.get(score, score)
     if preset == "paper":
         return {**PAPER, **spec.overrides}
     fallback = OWN_DATA if triples is None else own_data(triples)
@@ -248,6 +250,9 @@ def _check_entity(config: TrainingConfig) -> None:
     if not MODELS[config.model].ranks_entities:
         able = ", ".join(name for name, spec in MODELS.items() if spec.ranks_entities)
         raise InputError(f"model: got {config.model!r} for the task 'entity', wanted one of {able}")
+    if config.model == "lightcake" and config.score in SCORES and SCORES[config.score].planes:
+        others = ", ".join(name for name, score in SCORES.items() if not score.planes)
+        raise InputError(f"score: got {config.score!r} for the task 'entity', wanted one of {others}")
     for name in ONLY_RELATIONS:
         value = getattr(config, name)
         if value not in (False, 0.0, "none"):

@@ -14,7 +14,7 @@ from bench.gauge.disassembly import Program
 from bench.gauge.kernel_cost import KernelCost, LoopCost
 from bench.gauge.round_trips import round_trips
 from bench.gauge.time_model import Card, Work, limits, resident
-from lightcake_fast.scores import BUILT_IN
+from lightcake_fast.scores import FUSED
 
 ROOT = Path(__file__).resolve().parents[2]
 # warp instructions a context triple in the loops over rows, from Triton 3.9 on: older ones make some more
@@ -203,7 +203,7 @@ def _in_bounds(score: str, kernels: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize(
-    "scores", [QUICK, pytest.param(tuple(s for s in BUILT_IN if s not in QUICK), marks=pytest.mark.full)]
+    "scores", [QUICK, pytest.param(tuple(s for s in FUSED if s not in QUICK), marks=pytest.mark.full)]
 )
 def test_code_for_an_absent_card(scores: tuple[str, ...]) -> None:
     """In one test, since the gauges find what the check has compiled."""
@@ -220,7 +220,7 @@ def test_code_for_an_absent_card(scores: tuple[str, ...]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("score", BUILT_IN)
+@pytest.mark.parametrize("score", FUSED)
 def test_half_width_rows_cost_an_instruction_a_number_and_halve_what_is_read(score: str) -> None:
     """A lane widens its 8 numbers of each entity row that is gathered: of 4 rows a context triple."""
     kinds = ("float32", "bfloat16")

@@ -19,7 +19,7 @@ from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward, cpu_
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
 from lightcake_fast.kernels.cpu_math import FAST
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import BUILT_IN, score_named
+from lightcake_fast.scores import FUSED, score_named
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import (
     CONTEXTS,
@@ -50,7 +50,7 @@ CASES = [
     pytest.param(
         *case, marks=[] if in_the_quick_run(*case) else pytest.mark.full, id="-".join(map(str, case))
     )
-    for case in itertools.product(BUILT_IN, WIDTHS, DTYPES)
+    for case in itertools.product(FUSED, WIDTHS, DTYPES)
     if case[1] % score_named(case[0]).columns == 0
 ]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import gpu_launch
 from lightcake_fast.ops import context_weights
-from lightcake_fast.scores import BUILT_IN, score_named
+from lightcake_fast.scores import FUSED, score_named
 from tests.support.comparison import TOLERANCES, assert_close
 from tests.support.fuzz import slope_error
 from tests.support.graphs import QUICK_SCORES, SCORES, layer_inputs, layer_results, random_rows
@@ -237,7 +237,7 @@ QUICK_LARGE = {("numba", score, s) for score in QUICK_SCORES for s in (8.0, 1000
 }
 LARGE = [
     pytest.param(*case, marks=[] if case in QUICK_LARGE or ON_CARD else pytest.mark.full)
-    for case in itertools.product(("numba", "triton"), BUILT_IN, (1.0, 8.0, 100.0, 1000.0))
+    for case in itertools.product(("numba", "triton"), FUSED, (1.0, 8.0, 100.0, 1000.0))
 ]
 
 

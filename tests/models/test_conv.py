@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lightcake_fast import ContextGraph, LightCAKEConv, context_layer
 from lightcake_fast.errors import InputError
@@ -25,7 +26,7 @@ def edges() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("context", ["both", "entity"])
-@pytest.mark.parametrize("score", ["distmult", "transe"])
+@pytest.mark.parametrize("score", ["distmult", "transe", "transh"])
 def test_it_is_the_layer(score: str, context: str) -> None:
     edge_index, edge_type = edges()
     settings: dict[str, Any] = {
@@ -37,7 +38,10 @@ def test_it_is_the_layer(score: str, context: str) -> None:
     conv = LightCAKEConv(D, R, **settings, generator=torch.Generator().manual_seed(1))
     x = torch.randn(N, D, requires_grad=True)
     triples = torch.stack([edge_index[0], edge_type, edge_index[1]], 1)
-    expected = context_layer(x, conv.relations, ContextGraph.from_triples(triples, N, R), **settings)
+    table: Tensor = conv.relations
+    if score == "transh":
+        table = torch.cat([table[:, :D], functional.normalize(table[:, D:], dim=1)], 1)
+    expected = context_layer(x, table, ContextGraph.from_triples(triples, N, R), **settings)
     nodes = conv(x, edge_index, edge_type)
     both = conv(x, edge_index, edge_type, conv.relations)
     assert_bitwise_equal(nodes, expected[0])

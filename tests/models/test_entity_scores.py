@@ -10,10 +10,10 @@ from torch.nn import functional
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransH, blocks
+from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransR, blocks
 from lightcake_fast.models.entity_scores import ask, cross_entropy
 from lightcake_fast.models.scorers import of_modulus_one
-from lightcake_fast.scores import BUILT_IN, Score, register_score
+from lightcake_fast.scores import FUSED, Score, register_score
 from tests.support.comparison import assert_close
 
 N, R, D = 23, 4, 6
@@ -48,7 +48,7 @@ def test_all_entities_score_as_their_triples(score: str, block: int, monkeypatch
     assert_close(found, one_by_one(model, tables, QUESTIONS), slack=10)
 
 
-@pytest.mark.parametrize("score", BUILT_IN)
+@pytest.mark.parametrize("score", FUSED)
 def test_a_context_model_scores_refined_rows(score: str) -> None:
     generator = torch.Generator().manual_seed(1)
     model = LightCAKE(N, R, dim=D, layers=2, score=score, generator=generator, dtype=torch.float64)
@@ -148,8 +148,8 @@ def test_an_entity_at_the_point_itself_has_a_small_distance_and_no_gradient(scor
 
 
 def test_models_that_do_not_rank_entities_say_so() -> None:
-    model = TransH(N, R, dim=D)
-    with pytest.raises(InputError, match="TransH does not rank entities"):
+    model = TransR(N, R, dim=D)
+    with pytest.raises(InputError, match="TransR does not rank entities"):
         model.entity_scores((model.entities, model.relations), QUESTIONS)
     plain = PlainModel(N, R, dim=D, score="distmult")
     with pytest.raises(InputError, match="without rows of inverse relations"):

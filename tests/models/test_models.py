@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE, PlainModel, scorers
@@ -13,6 +14,7 @@ from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, SCORES, layer_inputs
 
 N, R, D = 60, 10, 6  # of the graph `degrees`
+MODEL_SCORES = (*SCORES, "transh")  # which is for the reference alone
 
 
 @pytest.fixture
@@ -91,15 +93,18 @@ def test_every_layer_reads_half_width_rows(context: str, graph: ContextGraph) ->
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", MODEL_SCORES)
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_refine_is_that_many_layers(layers: int, score: str, context: str, graph: ContextGraph) -> None:
     made = model(layers, score=score, context=context).eval()
     mask = torch.arange(graph.num_triples) % 4 == 0
     expected = made.inputs(graph)
     for _ in range(layers):
-        x, y = context_layer(*expected, graph, score=score, context=context, mask=mask, backend="reference")
-        expected = x, (unit(y) if score == "rotate" else y)
+        x, y = expected
+        if score == "transh":
+            y = torch.cat([y, functional.normalize(made.get_parameter("normals"), dim=1)], 1)
+        x, y = context_layer(x, y, graph, score=score, context=context, mask=mask, backend="reference")
+        expected = x, (unit(y) if score == "rotate" else y[:, :D])
     for backend in ("auto", "reference"):
         actual = made.refine(graph, mask=mask, backend=backend)
         for name, got, wanted in zip(("entities", "relations"), actual, expected, strict=True):
@@ -107,7 +112,7 @@ def test_refine_is_that_many_layers(layers: int, score: str, context: str, graph
 
 
 @pytest.mark.parametrize("layers", [0, 2])
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", MODEL_SCORES)
 def test_gradients_reach_every_parameter(score: str, layers: int, graph: ContextGraph) -> None:
     made = model(layers, score=score, relation_bias=True, unseen_rate=0.9)
     pairs = graph.triples[:, [0, 2]]
@@ -119,7 +124,7 @@ def test_gradients_reach_every_parameter(score: str, layers: int, graph: Context
 
 @pytest.mark.parametrize("relation_bias", [False, True])
 @pytest.mark.parametrize("layers", [0, 2])
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", MODEL_SCORES)
 def test_scores_of_all_raw_relations(
     score: str, layers: int, relation_bias: bool, graph: ContextGraph
 ) -> None:
@@ -144,15 +149,19 @@ def test_scores_of_all_raw_relations(
             elif score == "simple":
                 (h_own, h_back), (t_own, t_back) = x[h].chunk(2), x[t].chunk(2)
                 wanted = (torch.cat([h_own * t_back, t_own * h_back]) * y[r]).sum() / 2
+            elif score == "transh":
+                w = functional.normalize(made.get_parameter("normals"), dim=1)[r]
+                wanted = -torch.linalg.vector_norm(x[t] - w * (w @ x[t]) - y[r] - x[h] + w * (w @ x[h]))
             else:
                 wanted = -torch.linalg.vector_norm(x[t] - y[r] - x[h])
             assert actual[b, r].item() == pytest.approx((wanted + bias[r]).item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", MODEL_SCORES)
 def test_without_layers_it_is_the_plain_model(score: str, graph: ContextGraph) -> None:
     made = model(0, score=score).eval()
     plain = PlainModel(N, R, dim=D, score=score, generator=seeded(), dtype=torch.float64).eval()
+    assert [name for name, _ in made.named_parameters()] == [name for name, _ in plain.named_parameters()]
     pairs = torch.tensor([[0, 1], [5, 5], [2, 59]])
     actual, expected = (m.relation_scores(m.refine(graph), pairs) for m in (made, plain))
     assert_bitwise_equal(actual, expected)
@@ -177,6 +186,37 @@ def test_rotate_of_a_short_way_in_float32(near: float) -> None:
     tails.requires_grad_()
     actual = scorers.rotate(heads, relations, tails)
     noise = 8 * torch.finfo(torch.float32).eps * (rows[0].square().sum(1) + rows[2].square().sum(1))[:, None]
+    assert ((actual - exact).abs() <= noise / exact.abs().maximum(noise.sqrt())).all()
+    (slope,) = torch.autograd.grad(actual.diagonal().sum(), tails)
+    assert (slope.norm(dim=1) < 1.1).all()  # of a length it is one, or zero where it counts as just so short
+    if near >= 0.1:
+        assert (slope.norm(dim=1) > 0.9).all()
+
+
+def translated(near: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads, relations with normals, and tails that lie where those of their number lead, all but.
+
+    Of the way from head to tail most is along the normal, and does not count.
+    """
+    random = seeded()
+    heads, relations, normals, off = (
+        torch.randn(40, 64, generator=random, dtype=torch.float64) for _ in range(4)
+    )
+    normals = functional.normalize(normals, dim=1)
+    relations -= (relations * normals).sum(1, keepdim=True) * normals  # else the way is never zero
+    tails = heads + relations + 20 * normals + near * off
+    return heads, torch.cat([relations, normals], 1), tails
+
+
+@pytest.mark.parametrize("near", [1.0, 0.1, 1e-2, 1e-3, 1e-4, 0.0])
+def test_transh_of_a_short_way_in_float32(near: float) -> None:
+    rows = translated(near)
+    exact = scorers.transh(*rows)
+    heads, relations, tails = (row.float() for row in rows)
+    tails.requires_grad_()
+    actual = scorers.transh(heads, relations, tails)
+    largest = (rows[2] - rows[0]).square().sum(1, keepdim=True) + rows[1].square().sum(1).max()
+    noise = 8 * torch.finfo(torch.float32).eps * largest
     assert ((actual - exact).abs() <= noise / exact.abs().maximum(noise.sqrt())).all()
     (slope,) = torch.autograd.grad(actual.diagonal().sum(), tails)
     assert (slope.norm(dim=1) < 1.1).all()  # of a length it is one, or zero where it counts as just so short

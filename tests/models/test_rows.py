@@ -56,7 +56,7 @@ def test_some_rows_are_those_of_all(mixing: bool, context: str, rows: str) -> No
         "more than there are": torch.arange(200) * 7 % graph.num_entities,
         "none": torch.tensor([], dtype=torch.int64),
     }[rows]
-    for score in QUICK_SCORES:
+    for score in (*QUICK_SCORES, "transh"):
         model = made("lightcake", graph, layers=2, score=score, context=context, mixing=mixing)
         assert_same_rows(model, graph, mask, chosen)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer, context_weights
 from lightcake_fast.reference.layer import rounded
-from lightcake_fast.scores import BUILT_IN, score_named
+from lightcake_fast.scores import FUSED, score_named
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, GRAPHS, layer_inputs, layer_results
 
@@ -80,7 +80,7 @@ QUICK = {
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full, id="-".join(map(str, case)))
     for case in itertools.product(
-        ("numba", "triton"), BUILT_IN, CONTEXTS, WIDTHS, (torch.float32, torch.float64)
+        ("numba", "triton"), FUSED, CONTEXTS, WIDTHS, (torch.float32, torch.float64)
     )
     if case[3] % score_named(case[1]).columns == 0
 ]

@@ -1,5 +1,8 @@
 """A score function that a user adds: the reference layer, its gradient and the model take it."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +12,7 @@ from lightcake_fast.data import family
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE
 from lightcake_fast.ops import BACKENDS, context_layer, context_weights
-from lightcake_fast.scores import Score, register_score
+from lightcake_fast.scores import SCORES, Score, register_score
 from tests.support.comparison import assert_close
 from tests.support.graphs import layer_inputs, random_rows
 
@@ -73,6 +76,18 @@ def test_a_model_learns_with_it() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_one_with_planes_is_read_as_transh_is() -> None:
+    register_score("planes-of-mine", dataclasses.replace(SCORES["transe"], planes=True))
+    _, _, graph, _ = layer_inputs("degrees", 1, torch.float64)
+    found = []
+    for score in ("planes-of-mine", "transh"):
+        sizes: dict[str, Any] = {"dim": 4, "layers": 2, "dtype": torch.float64}
+        generator = torch.Generator().manual_seed(0)
+        model = LightCAKE(graph.num_entities, graph.num_relations, score=score, generator=generator, **sizes)
+        found.append(model.relation_scores(model.refine(graph), graph.triples[:, ::2]))
+    assert_close(*found, slack=10)
 
 
 def test_the_fused_back_ends_say_that_they_lack_it() -> None:

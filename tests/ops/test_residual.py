@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import BUILT_IN
+from lightcake_fast.scores import FUSED
 from tests.support.comparison import TOLERANCES, assert_as_precise_as, assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, QUICK_SCORES, layer_inputs, layer_results, random_rows
 
@@ -33,7 +33,7 @@ QUICK = {("numba", score, context) for score in QUICK_SCORES for context in CONT
 }
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full)
-    for case in itertools.product(("numba", "triton"), BUILT_IN, CONTEXTS)
+    for case in itertools.product(("numba", "triton"), FUSED, CONTEXTS)
 ]
 
 

@@ -15,7 +15,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.kernels import cpu_blocks
 from lightcake_fast.kernels.scores import SCORES as BLOCKS
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import BUILT_IN, SCORES, Score, import_score, named_by_module, register_score
+from lightcake_fast.scores import FUSED, SCORES, Score, import_score, named_by_module, register_score
 from tests.support import own_blocks
 from tests.support.comparison import assert_close
 from tests.support.graphs import CONTEXTS, layer_inputs, layer_results
@@ -32,7 +32,7 @@ def triple(columns: int, count: int) -> list[tuple[Tensor, ...]]:
     return [tuple(column.clone().requires_grad_() for column in row) for row in rows]
 
 
-@pytest.mark.parametrize("name", [*BUILT_IN, "crossed"])
+@pytest.mark.parametrize("name", [*FUSED, "crossed"])
 def test_a_blocks_gradients_are_those_of_its_functions(name: str) -> None:
     """Each part of dL/dpsi, alpha g and beta q alone, so that no two errors cancel."""
     block: Any = Crossed if name == "crossed" else BLOCKS[name]
@@ -78,11 +78,13 @@ def test_the_public_names_are_there() -> None:
 def test_the_same_again_is_no_error_and_another_is() -> None:
     register_score("crossed", Crossed)
     register_score("crossed", Crossed)
-    message = r"^name: got '\w+', which is taken and in the kernels: wanted none of distmult, "
+    message = r"^name: got '\w+', which is taken for good: wanted none of distmult, "
     with pytest.raises(InputError, match=message):
         register_score("crossed", BLOCKS["complex"], replace=True)
     with pytest.raises(InputError, match=message):
         register_score("distmult", SCORES["transe"])
+    with pytest.raises(InputError, match=message):
+        register_score("transh", SCORES["transe"], replace=True)
 
 
 @pytest.mark.usefixtures("registry")

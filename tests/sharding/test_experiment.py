@@ -70,7 +70,16 @@ def assert_equal_to(found: list[Any], loss: float, metrics: Evaluation, weights:
 
 
 @pytest.mark.parametrize(
-    "flags", [{}, ALL, {"score": "rotate"}, {"score": "transe", "context": "entity"}, {"layers": 0}], ids=str
+    "flags",
+    [
+        {},
+        ALL,
+        {"score": "rotate"},
+        {"score": "transh"},
+        {"score": "transe", "context": "entity"},
+        {"layers": 0},
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_train_as_one_process_does(flags: dict[str, Any], ranks: int) -> None:

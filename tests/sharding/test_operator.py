@@ -9,15 +9,15 @@ from torch import Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan as kernels_plan
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import BUILT_IN
+from lightcake_fast.scores import FUSED
 from lightcake_fast.sharding import operator
 from lightcake_fast.sharding.layer import Shard
 from lightcake_fast.sharding.shard import HeldTriples, Layout
 from lightcake_fast.sharding.world import World
-from tests.support.graphs import CONTEXTS, layer_inputs, pairwise
+from tests.support.graphs import CONTEXTS, layer_inputs, pairwise, with_planes
 
 GRID = {
-    "score": BUILT_IN,
+    "score": FUSED,
     "context": CONTEXTS,
     "masked": (False, True),
     "residual": (True, False),
@@ -27,6 +27,7 @@ GRID = {
     "width": (4, 16),
 }
 CASES = pairwise(GRID)
+WITH_PLANES = pairwise({**GRID, "score": ("transh",)})
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +115,7 @@ def assert_shards_make_the_whole(
     width: int,
 ) -> None:
     x, y, graph, mask = layer_inputs(name, width, torch.float64)
+    y = with_planes(y) if score == "transh" else y
     random = torch.Generator().manual_seed(3)
     g, q = (torch.randn(t.shape, generator=random, dtype=torch.float64) for t in (x, y))
     owner = np.random.default_rng(5).integers(0, ranks, len(x))
@@ -127,7 +129,7 @@ def assert_shards_make_the_whole(
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * (1 + b.abs().max().item()), msg=what)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES + WITH_PLANES, ids=str)
 def test_shards_make_the_whole(case: dict[str, object]) -> None:
     assert_shards_make_the_whole("reference", **case)  # type: ignore[arg-type]
 

@@ -23,7 +23,7 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
 from lightcake_fast.ops import ROWS
-from lightcake_fast.scores import BUILT_IN, score_named
+from lightcake_fast.scores import FUSED, score_named
 from tests.support.comparison import TOLERANCES
 from tests.support.graphs import CONTEXTS, layer_results, random_rows
 
@@ -57,7 +57,7 @@ class Case:
 def cases(
     draw: st.DrawFn,
     widths: tuple[int, ...] = WIDTHS,
-    scores: tuple[str, ...] = BUILT_IN,
+    scores: tuple[str, ...] = FUSED,
     rows: tuple[str, ...] = ROWS,
 ) -> Case:
     """Any case, small ones first."""
@@ -156,7 +156,7 @@ def fuzz(
     backend: str,
     graphs: int,
     widths: tuple[int, ...] = WIDTHS,
-    scores: tuple[str, ...] = BUILT_IN,
+    scores: tuple[str, ...] = FUSED,
     rows: tuple[str, ...] = ROWS,
 ) -> None:
     """Check random cases.

@@ -14,10 +14,10 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import BUILT_IN
+from lightcake_fast.scores import FUSED
 
 QUICK_SCORES = ("distmult", "transe", "complex")  # one and two columns, linear and not
-SCORES = tuple(s if s in QUICK_SCORES else pytest.param(s, marks=pytest.mark.full) for s in BUILT_IN)
+SCORES = tuple(s if s in QUICK_SCORES else pytest.param(s, marks=pytest.mark.full) for s in FUSED)
 CONTEXTS = ("both", "entity", "relation")
 
 Triples = npt.NDArray[np.int64]
@@ -114,6 +114,12 @@ def random_rows(
         for rows in (graph.num_entities, 2 * graph.num_relations)
     )
     return x, y
+
+
+def with_planes(y: Tensor) -> Tensor:
+    """Relations [2R, d] as a score with planes has them, [2R, 2 d]: with normals of length one."""
+    normals = torch.randn(y.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return torch.cat([y, torch.nn.functional.normalize(normals, dim=1).to(y)], 1)
 
 
 def layer_results(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> dict[str, Tensor]:

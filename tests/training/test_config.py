@@ -179,7 +179,7 @@ def test_flags_not_given_do_not_appear() -> None:
         ("unseen_rate", 1.0, "a number of at least 0 and below 1"),
         ("mask_targets", 1, "true or false"),
         ("relation_bias", "yes", "true or false"),
-        ("score", "rescal", "one of distmult, transe, complex, simple, rotate, or MODULE:NAME"),
+        ("score", "rescal", "one of distmult, transe, complex, simple, rotate, transh, or MODULE:NAME"),
         ("context", "none", "one of both, entity, relation"),
         ("rows", "float16", "one of float32, bfloat16"),
         ("preset", "worst", "one of paper, best"),

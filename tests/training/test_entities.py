@@ -112,6 +112,7 @@ def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     ("flags", "message"),
     [
         ({"model": "transh"}, "model: got 'transh' for the task 'entity', wanted one of lightcake, transe"),
+        ({"score": "transh"}, "score: got 'transh' for the task 'entity', wanted one of distmult, transe"),
         ({"relation_bias": True}, "relation_bias: got True for the task 'entity'"),
         ({"links": True}, "links: got True for the task 'entity'"),
         ({"profile": "score"}, "profile: got 'score' for the task 'entity'"),
