@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bench.gather import gathered_by_definition
 from bench.layers import BFLOAT16, BUILDERS, HALF_ROWS, SCORE_OF, LayerInput, context_step, rgcn_layer
 from lightcake_fast.models import RGCNLayer
 from lightcake_fast.models.neighbours import neighbours
@@ -32,16 +33,23 @@ def compared(
         layer = rgcn_layer(narrow, "full" if name == "rgcn" else "block")
         return (layer(narrow.entities, narrow.graph),), (rgcn_by_definition(layer, narrow),)
     if name == "gather":
-        head, _, tail = given.graph.context_triples
-        rows = narrow.entities.index_select(0, tail)
-        wanted = torch.zeros_like(narrow.entities).index_add(0, head, rows)
-        return BUILDERS[name](narrow).forward(), (wanted,)
+        return BUILDERS[name](narrow).both(), gathered_rows(narrow)
     if eager is not None and name in ("lightcake", "lightcake compiled"):
         return results, eager()
     narrow = replace(narrow, score=SCORE_OF.get(name, "distmult"))
     rounded = narrow.to(torch.bfloat16).to(torch.float32) if name == BFLOAT16 else narrow
     read = "bfloat16" if name == HALF_ROWS else "float32"
     return BUILDERS[name](narrow).both(), context_step(rounded, "reference", rows=read).both()
+
+
+def gathered_rows(given: LayerInput) -> tuple[Tensor, ...]:
+    """What a bare gather should give."""
+    x, g = given.entities.detach(), given.entity_gradient
+    if given.graph.device.type == "cpu":
+        plan = given.graph.plan
+        return *gathered_by_definition(plan, x, None), *gathered_by_definition(plan, x, g)
+    head, _, tail = given.graph.context_triples
+    return tuple(torch.zeros_like(x).index_add(0, head, t.index_select(0, tail)) for t in (x, x, g))
 
 
 def rgcn_by_definition(layer: RGCNLayer, given: LayerInput) -> Tensor:

@@ -3,12 +3,11 @@
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from bench.gather import gathered
 from bench.memory import Computation
 from lightcake_fast.data import load_dataset
 from lightcake_fast.graph import ContextGraph
@@ -160,41 +159,37 @@ def _convolution_step(
     return LayerStep(lambda: (layer(given.entities),), inputs, [given.entity_gradient], count)
 
 
-def gather_step(given: LayerInput) -> LayerStep:
-    """The limit: sums the neighbours' rows and no more, in the backward those of the gradients too.
+class GatherStep(LayerStep):
+    """The limit: reads the rows that a layer over the graph must read, and adds them up.
 
-    Every layer over the graph must read these rows; nothing is computed from them.
+    On a CPU those of the layer's passes, in their order (see ``bench.gather``); on a GPU the neighbours'
+    rows, in the backward those of the gradients too.
     """
-    found = neighbours(given.graph)
-    tail = found.tail.index_select(0, found.by_head)
-    ones = torch.ones(len(tail), device=given.entities.device)
 
-    def gather(rows: Tensor) -> Tensor:
-        return sum_rows(rows, tail, found.head_bounds, ones)
+    def __init__(self, given: LayerInput) -> None:
+        super().__init__(lambda: (), [], [], None)
+        self._given = given
 
-    return LayerStep(
-        lambda: (_PlainGather.apply(given.entities, gather),),  # type: ignore[no-untyped-call]
-        [given.entities],
-        [given.entity_gradient],
-        None,
-    )
+    def forward(self) -> tuple[Tensor, ...]:
+        """The sums of a forward's rows."""
+        x = self._given.entities.detach()
+        if x.device.type == "cpu":
+            return gathered(self._given.graph.plan, x, None)
+        return (neighbour_sums(self._given, x),)
+
+    def backward(self, *_: Tensor) -> tuple[Tensor, ...]:
+        """The sums of a backward's rows."""
+        x, g = self._given.entities.detach(), self._given.entity_gradient
+        if x.device.type == "cpu":
+            return gathered(self._given.graph.plan, x, g)
+        return neighbour_sums(self._given, x), neighbour_sums(self._given, g)
 
 
-class _PlainGather(torch.autograd.Function):
-    """Sums of gathered rows; the backward gathers the rows again and the gradients beside them."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, gather: Callable[[Tensor], Tensor]) -> Tensor:
-        ctx.save_for_backward(rows)
-        ctx.gather = gather
-        return gather(rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (rows,) = ctx.saved_tensors
-        ctx.gather(rows)
-        return ctx.gather(gradient), None
+def neighbour_sums(given: LayerInput, rows: Tensor) -> Tensor:
+    """The sum of the neighbours' rows of each entity, (N, d)."""
+    found = neighbours(given.graph).in_head_order
+    bounds, ones = neighbours(given.graph).head_bounds, torch.ones_like(found.tail, dtype=rows.dtype)
+    return sum_rows(rows, found.tail, bounds, ones)
 
 
 # This package's layer by the name of its row: DistMult has the plain one.
@@ -216,7 +211,7 @@ BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
     "rgcn block": lambda given: rgcn_step(given, "block"),
     "PyG RGCNConv": lambda given: pyg_step(given, "RGCNConv"),
     "PyG FastRGCNConv": lambda given: pyg_step(given, "FastRGCNConv"),
-    "gather": gather_step,
+    "gather": GatherStep,
 }
 
 # Rows of d numbers that an implementation gathers for each context triple, in those of its tables. Source:
@@ -224,8 +219,8 @@ BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
 _GATHERED_ROWS = {
     **{name: {"forward": 2, "backward": 4, "both": 6} for name in (*SCORE_OF, BFLOAT16)},
     HALF_ROWS: {"forward": 1, "backward": 3, "both": 4},
-    "gather": {"forward": 1, "backward": 2, "both": 3},
 }
+_GATHERED_ROWS["gather"] = _GATHERED_ROWS["lightcake"]
 
 
 def gathered_bytes(given: LayerInput, name: str, mode: str) -> int | None:
@@ -237,6 +232,8 @@ def gathered_bytes(given: LayerInput, name: str, mode: str) -> int | None:
         mode: "forward", "backward", "both" or its "replay".
     """
     rows = _GATHERED_ROWS.get(name)
+    if name == "gather" and given.graph.device.type != "cpu":
+        rows = {"forward": 1, "backward": 2, "both": 3}
     return None if rows is None else rows.get(mode, rows["both"]) * given.context_triples * given.row_bytes
 
 

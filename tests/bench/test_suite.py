@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.equality import compared, largest_difference, rgcn_by_definition
+from bench.gather import gathered, gathered_by_definition
 from bench.layers import (
     BFLOAT16,
     BUILDERS,
@@ -20,6 +21,7 @@ from bench.layers import (
 )
 from bench.memory import peak_in_child, peak_of_call
 from lightcake_fast.graph import ContextGraph
+from tests.support.comparison import assert_close
 from tests.support.graphs import layer_inputs
 
 MEGABYTE = 2**20
@@ -99,12 +101,23 @@ def test_modelled_bytes(given: LayerInput) -> None:
     triples = 2 * len(given.graph.triples)
     assert gathered_bytes(given, "lightcake", "both") == 6 * triples * row
     assert gathered_bytes(given, HALF_ROWS, "both") == 4 * triples * row
-    assert gathered_bytes(given, "gather", "forward") == triples * row
+    assert gathered_bytes(given, "gather", "forward") == 2 * triples * row
     assert gathered_bytes(given, "rgcn", "both") is None
     tables = 2 * given.graph.num_relations * given.graph.num_entities * row
     assert predicted_peak(given, "PyG RGCNConv") == tables
     assert predicted_peak(given, "lightcake eager") == 10 * triples * row
     assert predicted_peak(given, "lightcake") == 0
+
+
+@pytest.mark.parametrize("width", [64, 5])
+def test_a_bare_gather_reads_the_rows_of_a_layer(width: int) -> None:
+    found = LayerInput.random(layer_inputs("degrees", 1, torch.float32)[2], width)
+    plan, x, g = found.graph.plan, found.entities.detach(), found.entity_gradient
+    for more in (None, g):
+        for sums, wanted in zip(gathered(plan, x, more), gathered_by_definition(plan, x, more), strict=True):
+            assert_close(sums, wanted)
+    entities, relations = gathered(plan, torch.ones_like(x), None)
+    assert entities.sum() == relations.sum() == width * 2 * found.graph.num_triples
 
 
 def test_layer_parameters() -> None:
