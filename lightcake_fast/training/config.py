@@ -238,7 +238,8 @@ class TrainingConfig:
         metavar="C",
     )
     weight_average: float = _flag(
-        "rank and keep a running average of the weights, of which a step keeps this share; 0: the weights",
+        "rank and keep a running average of the weights, of which a step keeps this share (default: 0, the "
+        "weights themselves)",
         "optimisation",
         0.0,
         at_least=0,

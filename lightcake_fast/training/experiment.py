@@ -18,9 +18,9 @@ from lightcake_fast.metrics import (
     summarise_ranks,
     triple_ranks,
 )
-from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel
+from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel, takers
 from lightcake_fast.models.evidence import Evidence
-from lightcake_fast.ops import check_fused
+from lightcake_fast.ops import check_fused, runnable
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.config import TrainingConfig
@@ -54,14 +54,17 @@ def check(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
 
     Raises:
         InputError: The device is not there, cannot capture a step, a split is empty, the model does not take
-            the width, or the back end lacks the score.
+            the width, or the back end lacks the score or cannot run on the device.
     """
     for split in SPLITS:
         if not (data.counts[split] if isinstance(data, ShardData) else len(data.split(split))):
             raise InputError(f"{data.name}: its {split} split is empty, wanted at least one triple")
-    wants_capture(config.cuda_graph, resolve_device(config.device))
-    if config.model == "lightcake" and config.layers:
-        check_fused(config.score, config.backend)
+    device = resolve_device(config.device)
+    wants_capture(config.cuda_graph, device)
+    if config.layers and config.model in takers("backend"):
+        if config.model == "lightcake":
+            check_fused(config.score, config.backend)
+        runnable(config.backend, device.type)
     with torch.device("meta"):
         build_model(config, data.num_entities, data.num_relations)
 

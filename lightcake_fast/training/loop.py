@@ -16,7 +16,7 @@ from lightcake_fast.metrics import Evaluation, NonFiniteScoresError
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.training.config import TrainingConfig
-from lightcake_fast.training.experiment import Experiment
+from lightcake_fast.training.experiment import Experiment, check
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.parts import ROWS
 from lightcake_fast.training.progress import Reporter
@@ -92,6 +92,7 @@ def _train(
             reporter.already_finished(checkpoint[1])
             reporter.results(results, run.shown)
             return checkpoint[1].best_mrr
+    check(config, data)  # of a run that goes on with other flags: what is refused leaves it as it is
     run.claim(data)
     run.update(config)
     trainer = Trainer(config, data, run, reporter, interrupt, callbacks)

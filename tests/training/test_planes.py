@@ -62,6 +62,11 @@ def test_a_fused_back_end_is_refused_before_anything_is_made(tmp_path: Path) -> 
     with pytest.raises(InputError, match=message):
         run(folder, *FLAGS, "--backend", "numba")
     assert not folder.exists()
+    assert run(folder, *FLAGS, "--epochs", "1") == 0
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(InputError, match=message):
+        resume(folder, "--epochs", "2", "--backend", "numba")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize("dataset", ["family", "ddb14", "wn18rr", "my/folder"])

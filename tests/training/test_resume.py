@@ -300,6 +300,24 @@ def test_a_finished_run_says_so_and_changes_nothing(
 
 
 @pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--device", "cuda:99", "device: got 'cuda:99', but there are"),
+        ("--cuda-graph", "on", "cuda_graph: got 'on' with the device cpu"),
+        ("--backend", "triton", "backend: got 'triton' with tensors on cpu"),
+    ],
+)
+def test_what_cannot_run_here_leaves_a_run_as_it_is(
+    unbroken: Path, flag: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightcake_fast.ops._INTERPRETED", False)
+    before = {path.name: path.read_bytes() for path in unbroken.iterdir()}
+    with pytest.raises(InputError, match=message):
+        resume(unbroken, "--epochs", "9", *(() if flag == "--device" else ("--device", "cpu")), flag, value)
+    assert {path.name: path.read_bytes() for path in unbroken.iterdir()} == before
+
+
+@pytest.mark.parametrize(
     ("field", "other", "message"),
     [
         ('"dim": 6', '"dim": 8', "made with dim 6, the run's is 8"),
