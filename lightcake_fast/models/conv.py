@@ -95,7 +95,7 @@ class LightCAKEConv(nn.Module):
         table = self.relations if relations is None else relations
         nodes, new_relations = context_layer(
             x,
-            with_normals(*table.chunk(2, 1)) if self._planes else table,
+            _on_planes(table) if self._planes else table,
             self._graph(edge_index, edge_type, len(x)),
             score=self.score,
             context=self.context,
@@ -124,6 +124,13 @@ class LightCAKEConv(nn.Module):
         key = (edge_index, edge_index._version, edge_type, edge_type._version, num_nodes)
         self._edges = key, graph
         return graph
+
+
+def _on_planes(table: Tensor) -> Tensor:
+    """Rows [r | normal] with normals of length one; no such rows are left for ``context_layer`` to refuse."""
+    if not isinstance(table, Tensor) or table.ndim != 2 or not table.is_floating_point():
+        return table
+    return with_normals(*table.chunk(2, 1))
 
 
 def _check_edges(edge_index: Tensor, edge_type: Tensor) -> None:

@@ -99,6 +99,21 @@ def test_wrong_settings_are_refused() -> None:
         LightCAKEConv(D, 0)
 
 
+@pytest.mark.parametrize("score", ["distmult", "transh"])
+@pytest.mark.parametrize(
+    ("relations", "kind", "message"),
+    [
+        (torch.ones(2 * R), ValueError, r"^relations: got shape \(6,\), wanted"),
+        (torch.ones(2 * R, 2 * D, dtype=torch.int64), ValueError, "^relations: got torch.int64"),
+        (torch.ones(2 * R, 2 * D - 1), ValueError, "^relations: got width 15"),
+        ([1.0], TypeError, "^relations: got list"),
+    ],
+)
+def test_wrong_relations_are_refused(score: str, relations: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        LightCAKEConv(D, R, score=score)(torch.randn(N, D), *edges(), relations)
+
+
 def test_it_needs_no_torch_geometric() -> None:
     code = (
         "import sys; sys.modules['torch_geometric'] = None\n"
