@@ -99,7 +99,8 @@ def main(argv: Sequence[str]) -> None:
     options, common = _parse(argv)
     device = resolve_device(common.get("device", "auto"))
     wanted = TARGETS if "all" in options.targets else tuple(dict.fromkeys(options.targets))
-    datasets = options.datasets or (QUICK_DATASETS if options.quick else DATASETS)
+    datasets = tuple(dict.fromkeys(options.datasets or (QUICK_DATASETS if options.quick else DATASETS)))
+    seeds = tuple(dict.fromkeys(options.seeds))
     chosen = {name: experiments(options.score)[name] for name in wanted if name != "table1"}
     if {"ablation", "layers", "speed"} & chosen.keys() and find_spec("matplotlib") is None:
         raise InputError("figures need matplotlib: pip install 'lightcake_fast[plots]'")
@@ -109,11 +110,14 @@ def main(argv: Sequence[str]) -> None:
     tables = {"table1": table_1(datasets, options.data_dir)} if "table1" in wanted else {}
     with Interrupt():
         places = [out / "runs", *(Path(place).expanduser() for place in options.runs)]
-        finished = _train(chosen, datasets, options.seeds, common, places, console, options.finished)
-    for name, experiment in chosen.items():
-        if options.finished:
-            experiment = _with_runs(experiment, datasets, finished[name])
-        tables[name] = BUILDERS[name](experiment, datasets, finished[name])
+        finished = _train(chosen, datasets, seeds, common, places, console, options.finished)
+    tables |= _tables(chosen, datasets, len(seeds), finished)
+    lacking = ", ".join(name for name in chosen if name not in tables)
+    where = f"a finished run, of these settings and seeds, on each of {', '.join(datasets)}"
+    if not tables:
+        raise InputError(f"--finished: no row of {lacking} has {where}")
+    if lacking:
+        console.print(f"left out: {lacking}, no row of which has {where}", soft_wrap=True)
     _write(tables, out, {name: _origin(argv, device, finished.get(name, {})) for name in tables})
     console.print(
         f"written: {', '.join(f'{name}.md' for name in tables)} and report.md in {out}", soft_wrap=True
@@ -181,18 +185,39 @@ def _train(
     }
 
 
-def _with_runs(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Experiment:
-    """The experiment with those of its rows that have a run on every data set.
+def _tables(
+    chosen: Mapping[str, Experiment],
+    datasets: Sequence[str],
+    seeds: int,
+    finished: Mapping[str, Finished],
+) -> dict[str, Table]:
+    """The tables of the targets, each of its rows that have a run on every data set; none of no rows."""
+    tables = {}
+    for name, experiment in chosen.items():
+        cells = finished[name]
+        rows = [row for row in experiment.rows if all((row.label, dataset) in cells for dataset in datasets)]
+        if not rows:
+            continue
+        shown = dataclasses.replace(experiment, rows=tuple(rows))
+        table = BUILDERS[name](shown, datasets, cells)
+        if "seeds" not in table.head:
+            notes = [*table.notes, *_fewer_seeds(shown, datasets, cells, seeds)]
+            table = dataclasses.replace(table, notes=notes)
+        tables[name] = table
+    return tables
 
-    Raises:
-        InputError: No row has.
-    """
-    rows = tuple(
-        row for row in experiment.rows if all((row.label, dataset) in finished for dataset in datasets)
-    )
-    if not rows:
-        raise InputError(f"--finished: no row of {experiment.title!r} has a run on {', '.join(datasets)}")
-    return dataclasses.replace(experiment, rows=rows)
+
+def _fewer_seeds(
+    experiment: Experiment, datasets: Sequence[str], finished: Finished, seeds: int
+) -> list[str]:
+    """A note on the rows that have fewer seeds than were asked for, if there are such."""
+    fewer = [
+        f"{count} of {row.label} on {dataset}"
+        for row in experiment.rows
+        for dataset in datasets
+        if (count := len(finished[row.label, dataset])) < seeds
+    ]
+    return [f"Of {seeds} seeds there are only {'; '.join(fewer)}."] if fewer else []
 
 
 def _write(tables: Mapping[str, Table], out: Path, origins: Mapping[str, str]) -> None:

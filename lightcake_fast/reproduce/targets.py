@@ -137,9 +137,9 @@ def with_curves(experiment: Experiment, datasets: Sequence[str], finished: Finis
     """`comparison` with a figure: MRR by what the rows vary, a curve a data set."""
     table = comparison(experiment, datasets, finished)
     curves = {name: _curve(experiment.rows, name, finished) for name in datasets}
-    seeds = sorted({str(record["seeds"]) for record in table.records})
-    several = f"test MRR, mean and deviation of {' or '.join(seeds)} seeds"
-    axes = experiment.varies, "test MRR" if seeds == ["1"] else several
+    seeds = sorted({len(finished[row.label, name]) for row in experiment.rows for name in datasets})
+    several = f"test MRR, mean and deviation of {' or '.join(map(str, seeds))} seeds"
+    axes = experiment.varies, "test MRR" if seeds == [1] else several
     return replace(table, curves=curves, axes=axes)
 
 

@@ -405,7 +405,14 @@ def test_what_is_finished_makes_a_table_of_its_own(
     assert not (tmp_path / "out" / "runs").exists(), "nothing is trained"
     capsys.readouterr()
     assert cli.run(command.main, [*argv, "--seeds", "2", *TINY]) == 2
-    assert "--finished: no row of 'LightCAKE and its rivals" in capsys.readouterr().err
+    message = (
+        "--finished: no row of rivals has a finished run, of these settings and seeds, on each of family:60"
+    )
+    assert message in capsys.readouterr().err
+    argv = ["efficiency", "entities", *argv[1:]]
+    assert cli.run(command.main, [*argv, "--seeds", "1", "0", "1", *TINY]) == 0
+    assert "left out: entities, no row of which has a finished run" in capsys.readouterr().out
+    assert "only 1 of LightCAKE-DistMult on family:60." in (tmp_path / "out" / "efficiency.md").read_text()
 
 
 @pytest.mark.full
