@@ -14,9 +14,8 @@ from torch.nn import functional
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.segments import Segments
 
-WORTH_A_THREAD = (
-    2**21
-)  # numbers gathered: with fewer, waking more of PyTorch's threads takes longer than they save
+# numbers gathered: with fewer, waking more of PyTorch's threads takes longer than they save
+WORTH_A_THREAD = 2**21
 
 
 class HeadOrder(NamedTuple):
