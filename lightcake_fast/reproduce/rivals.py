@@ -10,6 +10,7 @@ Settings = Mapping[str, Any]
 NO_TERMS: Settings = {"profile": "none", "links": False, "mixing": False}
 
 _WN18RR: Settings = {"profile": "both", "dim": 64, "row_dropout": 0.8, "epochs": 8}
+_NELL995: Settings = {"row_dropout": 0.9, "weight_average": 0.99}
 _FB15K_237: Settings = {"epochs": 8, "lr_decay": 0.3}
 
 # What `--preset best` becomes for a rival with the terms: chosen on validation, by model and data set.
@@ -17,25 +18,25 @@ SEARCHED: dict[str, dict[str, Settings]] = {
     "distmult": {
         "ddb14": {"dim": 128},
         "wn18rr": {"dim": 64},
-        "nell995": {"row_dropout": 0.9},
+        "nell995": _NELL995,
         "fb15k-237": {"lr_decay": 0.3},
     },
     "rgcn": {
         "ddb14": {"row_dropout": 0.3},
         "wn18rr": _WN18RR,
-        "nell995": {"row_dropout": 0.9},
+        "nell995": _NELL995,
         "fb15k-237": _FB15K_237,
     },
     "compgcn": {
         "ddb14": {"row_dropout": 0.3},
         "wn18rr": {**_WN18RR, "lr": 1e-2},
-        "nell995": {"row_dropout": 0.9},
+        "nell995": _NELL995,
         "fb15k-237": _FB15K_237,
     },
     "a2n": {
         "ddb14": {"profile": "both"},
         "wn18rr": _WN18RR,
-        "nell995": {"row_dropout": 0.9},
+        "nell995": _NELL995,
         "fb15k-237": _FB15K_237,
     },
 }
