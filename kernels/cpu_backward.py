@@ -5,18 +5,21 @@ over its sum) and the new rows.
 Source: docs/op.md, "The gradient of one layer".
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numba.extending import register_jitable
-from torch import Tensor
 
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
 from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefetch_row
 from lightcake_fast.kernels.cpu_math import FAST, exp
 from lightcake_fast.kernels.cpu_merge import sum_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ROWS = 64  # rows of a task of the row products
 SUMMED = 32  # context triples whose gradients are summed before the rest is added
@@ -74,7 +77,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
         d = width if width > 0 else x.shape[1]
         zero = y.dtype.type(0)
         block = BLOCK if d <= 128 else BLOCK // 2  # their rows stay in the first cache
-        w = np.zeros((10, BLOCK), y.dtype)
+        w = np.empty((10, BLOCK), y.dtype)
         own_a, own_b, of_a, of_b, factor_a, factor_b = w[0], w[1], w[2], w[3], w[4], w[5]
         alpha_a, alpha_b, beta_a, beta_b = w[6], w[7], w[8], w[9]
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
@@ -259,7 +262,7 @@ def backward(
     row_dot_pass(width, -(-len(y) // ROWS), q, new_y, y if residual else y[:0], row_dot_y)
     own_g, own_q = g if residual else g[:0], q if residual and not partial else q[:0]
 
-    link, part, grad_y = x.new_empty(len(s) * LINK), x.new_empty(2 * chunks, width), torch.empty_like(y)
+    link, part, grad_y = x.new_empty(len(s) * LINK), x.new_empty(2 * chunks, width), y.new_empty(y.shape)
     relation_pass(
         width, chunks,
         read, y, g, q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
@@ -267,7 +270,7 @@ def backward(
     )  # fmt: skip
     sum_pass(width, len(y), grad_y, own_q, plan.relation_row, plan.relation_part, part)
 
-    grad_x, part = torch.empty_like(x), x.new_empty(slots, width)
+    grad_x, part = x.new_empty(x.shape), x.new_empty(slots, width)
     entity_pass(
         width, len(plan.entity_task) - 1,
         read, y, g, q, own_g, plan.context_relation, plan.context_tail, plan.context_record,

@@ -1,18 +1,20 @@
 """What the Numba passes share: how they are compiled, cached and run on several threads."""
 
+from __future__ import annotations
+
 import functools
 import hashlib
+import inspect
 import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils, event
@@ -21,6 +23,9 @@ from numba.extending import intrinsic, overload
 
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
 from lightcake_fast.kernels.cpu_math import FAST
+
+if TYPE_CHECKING:
+    import torch
 
 FIXED_WIDTHS = (32, 64, 128, 256, 512)  # compiled as constants; the other widths share one compilation
 LINE = 64  # bytes of a cache line
@@ -46,17 +51,21 @@ class Pass:
 
     def __init__(self, make: Callable[..., Callable[..., None]], tasks_a_helper: int = 1) -> None:
         self._make, self._tasks_a_helper = make, tasks_a_helper
-        self._compiled: dict[tuple[str | None, int, torch.dtype], Any] = {}
+        self._compiled: dict[tuple[str | None, int, str], Any] = {}
+        self._functions: dict[tuple[str | None, int, str], Any] = {}
+        self.of_a_score = len(inspect.signature(make).parameters) > 1
 
     def __call__(
         self, width: int, tasks: int, rows: torch.Tensor, *arguments: Any, score: str | None = None
     ) -> None:
         """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads; tensors pass as arrays."""
+        import torch  # not above: a process that compiles passes does not wait for it
+
         arrays = [_array(a) if isinstance(a, torch.Tensor) else a for a in (rows, *arguments)]
         arrays += [tasks, np.zeros(1, np.int64)]
-        key = score, width if width in FIXED_WIDTHS else 0, rows.dtype
+        key = score, fixed_width(width), arrays[0].dtype.name
         if key not in self._compiled:
-            self._compiled[key] = self._compile(score, key[1], arrays)
+            self._compiled[key] = self.compile(*key, tuple(map(numba.typeof, arrays)))
         run = functools.partial(self._compiled[key], *arrays)
         helpers = min(torch.get_num_threads() - 1, (tasks - 1) // self._tasks_a_helper)
         futures: list[Future[None]] = []
@@ -71,24 +80,46 @@ class Pass:
         for future in begun:
             future.result()
 
-    def _compile(self, score: str | None, width: int, arrays: list[Any]) -> Any:
-        blocks = [] if score is None else [NumbaBlock.of(score, width)]
-        made = self._make(width, *blocks)
-        # names the files and the machine code: two compilations of a pass must not be one symbol
-        made.__qualname__ = "_".join([self._make.__name__, *(b.name for b in blocks), str(width)])
-        function = numba.njit(nogil=True, **FAST)(made)
-        digests = [_sources_digest(), *(b.digest for b in blocks)]
-        if None not in digests:
-            try:
-                function._cache = _PassCache(made, (made.__qualname__, *digests))
-            except RuntimeError:
-                _say_not_kept("no folder for them can be written to")
+    def compile(self, score: str | None, width: int, rows: str, signature: tuple[Any, ...]) -> Any:
+        """The compiled function, from disk where it was kept there.
+
+        Args:
+            score: None for a pass that depends on no score.
+            width: as ``make`` takes it.
+            rows: NumPy's name of the type of the first rows.
+            signature: Numba's types of all arguments.
+        """
+        function = self.function(score, width, rows)
         with event.install_listener("numba:compile", _notice):
-            function.compile(tuple(numba.typeof(a) for a in arrays))
+            function.compile(signature)
         return function
 
+    def function(self, score: str | None, width: int, rows: str) -> Any:
+        """What Numba compiles, with its cache on disk where there is one; arguments as for ``compile``."""
+        key = score, width, rows
+        if key not in self._functions:
+            blocks = [] if score is None else [NumbaBlock.of(score, width)]
+            made = self._make(width, *blocks)
+            # names the files and the machine code: two compilations of a pass must not be one symbol, nor two
+            # types one file, in which processes that write at once would mistake one for the other
+            made.__qualname__ = "_".join([self._make.__name__, *(b.name for b in blocks), str(width), rows])
+            function = numba.njit(nogil=True, **FAST)(made)
+            digests = [_sources_digest(), *(b.digest for b in blocks)]
+            if None not in digests:
+                try:
+                    function._cache = PassCache(made, (made.__qualname__, *digests))
+                except RuntimeError:
+                    _say_not_kept("no folder for them can be written to")
+            self._functions[key] = function
+        return self._functions[key]
 
-class _PassCache(FunctionCache):  # type: ignore[misc]
+
+def fixed_width(width: int) -> int:
+    """The width that a pass over rows of this width is compiled for: 0 where it reads it from the arrays."""
+    return width if width in FIXED_WIDTHS else 0
+
+
+class PassCache(FunctionCache):  # type: ignore[misc]
     """Numba's disk cache, without which a pass still runs, with a key that says what a pass is made from.
 
     Numba's own key pickles the closure, which never comes out the same twice where it holds functions.
@@ -100,6 +131,10 @@ class _PassCache(FunctionCache):  # type: ignore[misc]
 
     def _index_key(self, signature: Any, codegen: Any) -> tuple[Any, ...]:
         return signature, codegen.magic_tuple(), self._key
+
+    def holds(self, signature: Any, target_context: Any) -> bool:
+        """Whether a compiled pass is kept: `load_overload` would tell too, half a second later."""
+        return self._cache_file.load(self._index_key(signature, target_context.codegen())) is not None
 
     def save_overload(self, signature: Any, data: Any) -> None:
         """Keep a compiled pass, if there is room for it."""
@@ -144,6 +179,8 @@ _notice = _Notice()
 
 def _array(tensor: torch.Tensor) -> Any:
     """A tensor as NumPy's array; of bfloat16, which NumPy lacks, as int16."""
+    import torch
+
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 

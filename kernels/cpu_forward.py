@@ -1,17 +1,20 @@
 """Forward of the context layer in Numba: relation pass and entity pass, no E x d array."""
 
+from __future__ import annotations
+
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
 from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefetch_row
 from lightcake_fast.kernels.cpu_math import exp
 from lightcake_fast.kernels.cpu_merge import merge_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 16  # raw triples whose weights are computed at once
 
@@ -249,7 +252,7 @@ def forward(
     relation_pass(
         width, chunks,
         read, y, plan.head, plan.tail, plan.triple, plan.relation_chunk, plan.relation_chunk_row,
-        x.new_zeros(0, dtype=torch.bool) if mask is None else mask.view(-1),
+        plan.triple[:0].bool() if mask is None else mask.view(-1),
         0 if mask is None else mask.ndim, with_relations,
         s, part, top, total, score=score,
     )  # fmt: skip
@@ -279,7 +282,7 @@ def forward(
 
 def scores_as_given(s: Tensor, plan: Plan) -> Tensor:
     """The scores [E] that ``forward`` returned, of the triples in the order given, then of their inverses."""
-    given = torch.empty_like(s)
+    given = s.new_empty(s.shape)
     given[plan.triple], given[plan.triple + len(plan.triple)] = s[0::2], s[1::2]
     return given
 
@@ -287,13 +290,13 @@ def scores_as_given(s: Tensor, plan: Plan) -> Tensor:
 def _results(rows: Tensor, written: bool, residual: bool) -> Tensor:
     """Fresh memory where the passes write all of it, else rows that gain nothing."""
     if written:
-        return torch.empty_like(rows)
-    return rows.clone() if residual else torch.zeros_like(rows)
+        return rows.new_empty(rows.shape)
+    return rows.clone() if residual else rows.new_zeros(rows.shape)
 
 
 def _no_weights(rows: Tensor) -> Tensor:
     """The softmax's maximum and factor [N, 2] of rows whose triples all weigh zero."""
-    return rows.new_tensor([torch.inf, 0]).repeat(len(rows), 1)
+    return rows.new_tensor([math.inf, 0]).repeat(len(rows), 1)
 
 
 def _parts(x: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,11 +4,15 @@ Source: the relation-first plan of docs/architecture.md. A triple and its invers
 relation order; each entity's context is then summed in head order.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 Array = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
@@ -98,7 +102,7 @@ def build_plan(triples: Ids, num_entities: int, num_relations: int) -> Plan:
     task = np.concatenate([[-1], np.cumsum(cost) // TASK_COST])
 
     def offsets(values: Array) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, np.int64))
+        return _tensor(values, np.int64)
 
     return Plan(
         head=_ids(orders.head),
@@ -246,7 +250,13 @@ def _distinct(relation: Ids, entity: Ids, num_entities: int, num_relations: int)
 
 
 def _ids(values: npt.NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, np.int32))
+    return _tensor(values, np.int32)
+
+
+def _tensor(values: npt.NDArray[Any], kind: type[np.signedinteger[Any]]) -> torch.Tensor:
+    import torch  # not above: who compiles the passes needs the constants alone
+
+    return torch.from_numpy(np.ascontiguousarray(values, kind))
 
 
 def cut_rows(lengths: Array, longest: int, *, even: bool = False) -> tuple[Array, Array, Array]:

@@ -20,6 +20,10 @@ MAX_THREADS = 4  # the tensors of tests are small: a wide pool costs more than i
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads() -> None:
     torch.set_num_threads(min(torch.get_num_threads(), MAX_THREADS))
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the other workers have the other cores
+        from lightcake_fast.kernels import cpu_together
+
+        cpu_together.MOST_PROCESSES = 1
 
 
 @pytest.fixture(scope="module")

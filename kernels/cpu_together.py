@@ -1,0 +1,199 @@
+"""Compiles the passes that a layer lacks in several processes.
+
+Numba lets one thread of a process compile at a time. A helper process puts what it compiles into the cache on
+disk, where this one finds it. What is not there, because a helper failed or was ended, this one compiles when
+it comes to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
+from multiprocessing.spawn import get_executable
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
+
+from lightcake_fast.kernels.cpu_compiler import Pass, PassCache, fixed_width
+from lightcake_fast.kernels.scores import SCORES
+
+MOST_PROCESSES = 3  # for either of the long passes, and for the rest
+START = 0.4  # seconds by which helpers begin to compile later than this process
+PATIENCE = 120  # seconds that a helper may take when this process is done
+_NOWHERE = subprocess.DEVNULL
+
+# what the passes of a layer take, by the names of their arguments: types and dimensions
+_ARGUMENTS = {
+    ("int32", 1): "head tail triple chunk_row relation record chunk_slot row_of",
+    ("int64", 1): "chunk task bounds counter",
+    ("bool", 1): "mask",
+    ("rows", 2): "y g q own_rows own new old out part norm norm_x norm_y",
+    ("rows", 1): "s part_top part_total row_dot row_dot_x row_dot_y link",
+    ("read", 2): "x",
+    ("int64", 0): "ways tasks",
+    ("bool", 0): "with_sums",
+}
+_TYPES = {name: kind for kind, names in _ARGUMENTS.items() for name in names.split()}
+
+_HELPER = """
+import sys
+sys.path[:] = sys.argv[2:]
+sys.modules["scipy"] = None  # Numba looks for its BLAS, which no pass calls: a third of a second
+from lightcake_fast.kernels.cpu_together import compile_share
+compile_share(sys.argv[1])
+"""
+
+
+class Kind(NamedTuple):
+    """What the passes of a layer are compiled for."""
+
+    score: str
+    width: int  # 0 where they read it from the arrays
+    rows: str  # NumPy's name of the rows' type
+    read: str  # that of the entities that context triples read; int16 stands for bfloat16
+
+
+class LayerPass(NamedTuple):
+    """A pass by its name, as helpers are told of it."""
+
+    module: str
+    name: str
+    seconds: float  # that it compiles, by which passes are shared out
+
+    def is_missing(self, kind: Kind) -> bool:
+        """Whether it could be kept on disk and is not."""
+        function, signature = self._declared(kind)
+        cache = function._cache
+        if not isinstance(cache, PassCache) or signature in function.overloads:
+            return False
+        return not cache.holds(signature, function.targetctx)
+
+    def compile(self, kind: Kind) -> None:
+        """Compile it, and keep it on disk."""
+        _, signature = self._declared(kind)
+        self._pass().compile(*self._key(kind), signature)
+
+    def _pass(self) -> Pass:
+        found: Pass = getattr(import_module(f"lightcake_fast.kernels.{self.module}"), self.name)
+        return found
+
+    def _key(self, kind: Kind) -> tuple[str | None, int, str]:
+        return (
+            (kind.score, kind.width, kind.read) if self._pass().of_a_score else (None, kind.width, kind.rows)
+        )
+
+    def _declared(self, kind: Kind) -> tuple[Any, tuple[Any, ...]]:
+        """The function to compile and the types of its arguments."""
+        function = self._pass().function(*self._key(kind))
+        code = function.py_func.__code__
+        return function, tuple(_type(name, kind) for name in code.co_varnames[: code.co_argcount])
+
+
+FORWARD = (
+    LayerPass("cpu_forward", "relation_pass", 3.0),
+    LayerPass("cpu_merge", "merge_pass", 0.6),
+    LayerPass("cpu_forward", "entity_pass", 1.7),
+)
+BACKWARD = (
+    LayerPass("cpu_backward", "row_dot_pass", 0.3),
+    LayerPass("cpu_backward", "relation_pass", 3.0),
+    LayerPass("cpu_merge", "sum_pass", 0.3),
+    LayerPass("cpu_backward", "entity_pass", 1.7),
+)
+
+
+def _type(name: str, kind: Kind) -> Any:
+    element, dimensions = _TYPES[name]
+    scalar = numba.from_dtype(np.dtype({"rows": kind.rows, "read": kind.read}.get(element, element)))
+    return numba.types.Array(scalar, dimensions, "C") if dimensions else scalar
+
+
+_seen = set[tuple[Kind, bool]]()
+
+
+def compile_layer(score: str, width: int, rows: str, read: str, *, differentiated: bool) -> None:
+    """Compile what a layer is about to need, where several processes can: the rest as its passes are called.
+
+    Args:
+        score: as in ``context_layer``.
+        width: of the rows.
+        rows: NumPy's name of their type.
+        read: that of the entities that context triples read, "int16" for bfloat16.
+        differentiated: whether the backward comes too.
+    """
+    kind = Kind(score, fixed_width(width), rows, read)
+    if (kind, differentiated) in _seen:
+        return
+    with global_compiler_lock:  # whoever else wants a pass waits for it instead of compiling it as well
+        if (kind, differentiated) not in _seen and _processes() > 1 and _is_built_in(score):
+            passes = FORWARD + BACKWARD if differentiated else FORWARD
+            _compile_together([each for each in passes if each.is_missing(kind)], kind)
+        _seen.add((kind, differentiated))
+
+
+def compile_share(share: str) -> None:
+    """What a helper does with what it is told."""
+    told = json.loads(share)
+    for each in told["passes"]:
+        LayerPass(*each).compile(Kind(*told["kind"]))
+
+
+def _compile_together(missing: Sequence[LayerPass], kind: Kind) -> None:
+    own, *shares = _shares(missing, _processes())
+    with ExitStack() as stack:
+        helpers = [stack.enter_context(_helper(share, kind)) for share in shares]
+        for each in own:
+            each.compile(kind)
+        for helper in filter(None, helpers):
+            with suppress(subprocess.TimeoutExpired):
+                helper.wait(PATIENCE)
+
+
+@contextmanager
+def _helper(share: Sequence[LayerPass], kind: Kind) -> Iterator[subprocess.Popen[bytes] | None]:
+    """A process that compiles a share, ended at the latest when this is left; None where none can start."""
+    told = json.dumps({"passes": share, "kind": kind})
+    command = [os.fsdecode(get_executable()), "-c", _HELPER, told, *map(str, sys.path)]
+    try:
+        helper = subprocess.Popen(command, stdin=_NOWHERE, stdout=_NOWHERE, stderr=_NOWHERE)
+    except (OSError, RuntimeError):  # the second while the interpreter ends
+        yield None
+        return
+    try:
+        yield helper
+    finally:
+        helper.kill()
+        helper.wait()
+
+
+def _shares(missing: Sequence[LayerPass], processes: int) -> list[list[LayerPass]]:
+    """Who compiles what, this process first: the longest passes first, each to whoever is done soonest."""
+    shares: list[list[LayerPass]] = [[] for _ in range(processes)]
+    done = [0.0] + [START] * (processes - 1)
+    for each in sorted(missing, key=lambda one: one.seconds, reverse=True):
+        soonest = done.index(min(done))
+        shares[soonest].append(each)
+        done[soonest] += each.seconds
+    return [shares[0], *(share for share in shares[1:] if share)]
+
+
+def _processes() -> int:
+    """As many as may compute here."""
+    import torch  # not above: helpers do not wait for it
+
+    if getattr(sys, "frozen", False) or not get_executable():
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, torch.get_num_threads(), MOST_PROCESSES)
+
+
+def _is_built_in(score: str) -> bool:
+    """Whether helpers know the score."""
+    return bool(getattr(SCORES[score], "__module__", None) == SCORES["distmult"].__module__)
