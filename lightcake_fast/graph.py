@@ -29,6 +29,7 @@ class ContextGraph:
     num_relations: int
     device: torch.device
     _plans: dict[str, Plan | GpuPlan] = field(default_factory=dict, init=False)
+    _context: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, init=False)
 
     @classmethod
     def from_triples(
@@ -122,19 +123,24 @@ class ContextGraph:
             self._plans[kind] = type(plan)(*(field.to(self.device) for field in plan))
         return True
 
-    # torch.compile cannot trace this: it runs it and goes on with the plan that it then finds. What
+    # torch.compile cannot trace this: it runs it and goes on with what it then finds. What
     # torch.compiler.assume_constant_result does, which imports the whole compiler for it
     _make_plan._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-    @cached_property
+    @property
     def context_triples(self) -> tuple[Tensor, Tensor, Tensor]:
         """(h, r, t) of all E = 2T context triples, each int64 (E,): those given, then their inverses."""
-        head, relation, tail = self.triples.unbind(1)
-        return (
-            torch.cat([head, tail]),
-            torch.cat([relation, relation + self.num_relations]),
-            torch.cat([tail, head]),
-        )
+        self._make_context_triples()
+        return self._context[0]
+
+    def _make_context_triples(self) -> bool:
+        if not self._context:
+            head, relation, tail = self.triples.unbind(1)
+            kinds = torch.cat([relation, relation + self.num_relations])
+            self._context.append((torch.cat([head, tail]), kinds, torch.cat([tail, head])))
+        return True
+
+    _make_context_triples._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _as_tensor(triples: Any) -> Tensor:

@@ -112,6 +112,17 @@ def test_weights_are_those_of_the_layer() -> None:
     assert_close(torch.zeros_like(y[:, :D]).index_add(0, r, beta[:, None] * (e_t - e_h)), sums[1][:, :D])
 
 
+def test_compiled_equals_eager() -> None:
+    x, y, graph, mask = inputs("degrees", torch.float32)  # of a graph that nothing has asked for triples
+
+    def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return context_layer(x, y, graph, score="transh", mask=mask)
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for actual, wanted in zip(compiled(x, y), layer(x, y), strict=True):
+        assert_bitwise_equal(actual, wanted)
+
+
 def test_some_rows_are_those_of_all() -> None:
     x, y, graph, mask = inputs("degrees")
     ids = torch.tensor([2, 40, 2])
