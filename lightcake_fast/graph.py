@@ -90,6 +90,7 @@ class ContextGraph:
         return self._narrow.index_select(0, places).long()
 
     @cached_property
+    @torch.inference_mode(False)  # what is kept must serve training too, whoever asks first
     def _narrow(self) -> Tensor:
         return torch.from_numpy(self._ids).to(self.device)
 
@@ -114,6 +115,7 @@ class ContextGraph:
         self._make_plan("gpu")
         return self._plans["gpu"]  # type: ignore[return-value]
 
+    @torch.inference_mode(False)
     def _make_plan(self, kind: str) -> bool:
         if kind not in self._plans:
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -133,6 +135,7 @@ class ContextGraph:
         self._make_context_triples()
         return self._context[0]
 
+    @torch.inference_mode(False)
     def _make_context_triples(self) -> bool:
         if not self._context:
             head, relation, tail = self.triples.unbind(1)

@@ -257,6 +257,7 @@ class GraphEvidence:
         return torch.zeros_like(self.count).index_add_(0, self.entry, live.clamp_(max=1))
 
     @cached_property
+    @torch.inference_mode(False)
     def by_relation(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The entries in relation order, cut into pieces: order, pieces, their bounds, those of relations."""
         relations = 2 * self.num_relations
@@ -296,5 +297,6 @@ _FOUND: "WeakKeyDictionary[ContextGraph, GraphEvidence]" = WeakKeyDictionary()
 def evidence_of(graph: ContextGraph) -> GraphEvidence:
     """The evidence of a graph, kept as long as it lives."""
     if graph not in _FOUND:
-        _FOUND[graph] = GraphEvidence.of_graph(graph)
+        with torch.inference_mode(False):  # it serves training too
+            _FOUND[graph] = GraphEvidence.of_graph(graph)
     return _FOUND[graph]

@@ -68,6 +68,7 @@ class Neighbours:
     parts: list[tuple[slice, slice, Tensor]]
 
     @cached_property
+    @torch.inference_mode(False)
     def in_head_order(self) -> HeadOrder:
         """The entries in the order ``by_head``."""
         order = self.by_head
@@ -89,6 +90,7 @@ class Neighbours:
         )
 
     @cached_property
+    @torch.inference_mode(False)
     def relation_bounds(self) -> Tensor:
         """Where each relation's entries begin and end, int64 (2R + 1,)."""
         return bounds_of(self.relation, len(self.parts))
@@ -117,6 +119,7 @@ class Neighbours:
         return live * share.index_select(0, self.group), count * share
 
     @cached_property
+    @torch.inference_mode(False)
     def _side_of_head(self) -> Tensor:
         """The head of each group, int64 (G,), plus N where its relation is an inverse."""
         inverses = self.parts[len(self.parts) // 2][1].start
@@ -167,6 +170,7 @@ def neighbours(graph: ContextGraph) -> Neighbours:
     return _FOUND[graph]
 
 
+@torch.inference_mode(False)
 def _sorted(graph: ContextGraph) -> Neighbours:
     head, relation, tail = graph.context_triples
     count, relations = len(head), 2 * graph.num_relations

@@ -333,6 +333,22 @@ def test_few_numbers_are_left_to_one_thread(
     assert seen == {threads}
 
 
+@pytest.mark.parametrize("name", ["rgcn", "compgcn", "a2n"])
+def test_a_graph_first_used_in_inference_mode_trains(name: str) -> None:
+    _, _, graph, _ = layer_inputs("degrees", D, torch.float32)
+    options: dict[str, Any] = {"dim": D, "profile": "score", "links": True}
+    options |= {} if name == "a2n" else {"layers": 1}
+    model = MODELS[name].make(graph.num_entities, graph.num_relations, **options)
+    triples = graph.triples_at(torch.arange(6))
+    pairs, targets = triples[:, ::2], triples[:, 1]
+    with torch.inference_mode():
+        model.relation_scores(model.refine(graph), pairs, model.evidence(graph, pairs))
+    refined = model.refine(graph, rows=pairs.T.reshape(-1))
+    loss = model.relation_loss(refined, targets, model.evidence(graph, pairs, targets))
+    (gradient,) = torch.autograd.grad(loss, model.entities)
+    assert gradient.any()
+
+
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("graph_name", ["degrees", "duplicates", "sparse"])
 def test_a2n_by_hand(graph_name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -322,3 +322,15 @@ def test_the_callers_triples_may_change_afterwards() -> None:
 )
 def test_relation_programs_fill_their_waves(triples: int, chunk: int) -> None:
     assert gpu_relation_chunk(np.array([triples])) == chunk
+
+
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+def test_a_graph_first_used_in_inference_mode_trains(backend: str) -> None:
+    x, y, graph, _ = layer_inputs("degrees", 5, torch.float64)
+    with torch.inference_mode():
+        rows = context_layer(x, y, graph, backend=backend)[0].clone()
+    trained = context_layer(x.requires_grad_(), y, graph, backend=backend)[0]
+    assert_bitwise_equal(trained, rows)
+    (gradient,) = torch.autograd.grad(trained.sum(), x)
+    assert gradient.isfinite().all()
+    assert not any(kept.is_inference() for kept in (*graph.context_triples, graph._narrow))
