@@ -212,7 +212,7 @@ class Experiment:
         )
 
     def evaluate(self, split: str) -> Evaluation:
-        """The metrics of a split (see `ranks`)."""
+        """The metrics of a split (see `ranks`), of the weights as they are, not of their average."""
         return summarise_ranks(self.ranks(split), self.data.split(split), self.data.seen_entities)
 
     @property
