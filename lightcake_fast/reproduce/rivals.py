@@ -19,7 +19,7 @@ SEARCHED: dict[str, dict[str, Settings]] = {
         "ddb14": {"dim": 128},
         "wn18rr": {"dim": 64},
         "nell995": _NELL995,
-        "fb15k-237": {"lr_decay": 0.3},
+        "fb15k-237": {"lr_decay": 0.3, "row_dropout": 0.3},
     },
     "rgcn": {
         "ddb14": {"row_dropout": 0.3},
