@@ -160,29 +160,27 @@ def _convolution_step(
 
 
 class GatherStep(LayerStep):
-    """The limit: reads the rows that a layer over the graph must read, and adds them up.
+    """The limit: reads the rows that a layer over the graph must read, and adds them up."""
+
+    def __init__(self, given: LayerInput) -> None:
+        super().__init__(lambda: gathered_sums(given, None), [], [], None)
+        self._given = given
+
+    def backward(self, *_: Tensor) -> tuple[Tensor, ...]:
+        """The sums of a backward's rows."""
+        return gathered_sums(self._given, self._given.entity_gradient)
+
+
+def gathered_sums(given: LayerInput, gradient: Tensor | None) -> tuple[Tensor, ...]:
+    """Sums of the rows that a forward reads, or with a gradient (N, d) a backward.
 
     On a CPU those of the layer's passes, in their order (see ``bench.gather``); on a GPU the neighbours'
     rows, in the backward those of the gradients too.
     """
-
-    def __init__(self, given: LayerInput) -> None:
-        super().__init__(lambda: (), [], [], None)
-        self._given = given
-
-    def forward(self) -> tuple[Tensor, ...]:
-        """The sums of a forward's rows."""
-        x = self._given.entities.detach()
-        if x.device.type == "cpu":
-            return gathered(self._given.graph.plan, x, None)
-        return (neighbour_sums(self._given, x),)
-
-    def backward(self, *_: Tensor) -> tuple[Tensor, ...]:
-        """The sums of a backward's rows."""
-        x, g = self._given.entities.detach(), self._given.entity_gradient
-        if x.device.type == "cpu":
-            return gathered(self._given.graph.plan, x, g)
-        return neighbour_sums(self._given, x), neighbour_sums(self._given, g)
+    x = given.entities.detach()
+    if x.device.type == "cpu":
+        return gathered(given.graph.plan, x, gradient)
+    return tuple(neighbour_sums(given, rows) for rows in (x, gradient) if rows is not None)
 
 
 def neighbour_sums(given: LayerInput, rows: Tensor) -> Tensor:

@@ -33,12 +33,10 @@ def context_layer(
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
-    h, r, t = triples
+    h, r, _ = triples
     functions = SCORES[score]
     read = rounded(entities) if rows == "bfloat16" else entities
-    e_h, e_r, e_t = functions.read(
-        read.index_select(0, h), relations.index_select(0, r), read.index_select(0, t)
-    )
+    e_h, e_r, e_t = functions.gather(read, relations, triples)
     s = functions.psi(e_h, e_r, e_t)
     new_entities, new_relations = (
         table if residual else nothing_added(table) for table in (entities, relations)
@@ -81,13 +79,10 @@ def context_weights(
     rows: str = "float32",
 ) -> tuple[Tensor, Tensor]:
     """The weights of each context triple: alpha in its head's context, beta in its relation's, each (E,)."""
-    h, r, t = triples
-    read = rounded(entities) if rows == "bfloat16" else entities
+    h, r, _ = triples
     functions = SCORES[score]
-    e_h, e_r, e_t = functions.read(
-        read.index_select(0, h), relations.index_select(0, r), read.index_select(0, t)
-    )
-    s = functions.psi(e_h, e_r, e_t)
+    read = rounded(entities) if rows == "bfloat16" else entities
+    s = functions.psi(*functions.gather(read, relations, triples))
     return segment_softmax(s, h, len(entities), mask), segment_softmax(s, r, len(relations), mask)
 
 

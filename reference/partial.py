@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightcake_fast.reference.scores import SCORES, Score
+from lightcake_fast.reference.scores import SCORES
 
 Triples = tuple[Tensor, Tensor, Tensor]
 
@@ -37,7 +37,8 @@ def forward(
         (2R, 2), the maximum +inf without a live triple or outside of the context.
     """
     h, r, _ = triples
-    f, e_h, e_r, e_t = _rows(x if gathered is None else gathered, y, triples, score)
+    f = SCORES[score]
+    e_h, e_r, e_t = f.gather(x if gathered is None else gathered, y, triples)
     s = f.psi(e_h, e_r, e_t).masked_fill(mask, -torch.inf)
     new_x, new_y = (rows.clone() if residual else torch.zeros_like(rows) for rows in (x, y))
     norm_x, norm_y = (rows.new_tensor([torch.inf, 0]).repeat(len(rows), 1) for rows in (x, y))
@@ -80,7 +81,8 @@ def backward(
     with torch.enable_grad():
         x = (x if gathered is None else gathered).detach().requires_grad_()
         y = y.detach().requires_grad_()
-        f, e_h, e_r, e_t = _rows(x, y, triples, score)
+        f = SCORES[score]
+        e_h, e_r, e_t = f.gather(x, y, triples)
         of_head = (g.index_select(0, h) * f.phi_ent(e_r, e_t)).sum(1)
         of_relation = (q[:, : x.shape[1]].index_select(0, r) * f.phi_rel(e_h, e_t)).sum(1)
         delta = alpha * (of_head.detach() - dot_x.index_select(0, h))
@@ -94,12 +96,6 @@ def softmax_weights(s: Tensor, norm: Tensor, segment: Tensor) -> Tensor:
     """The softmax weights of scores from their segments' maxima and factors (M, 2)."""
     top, factor = norm.index_select(0, segment).unbind(-1)
     return (s - top).exp() * factor
-
-
-def _rows(x: Tensor, y: Tensor, triples: Triples, score: str) -> tuple[Score, Tensor, Tensor, Tensor]:
-    h, r, t = triples
-    f = SCORES[score]
-    return f, *f.read(x.index_select(0, h), y.index_select(0, r), x.index_select(0, t))
 
 
 def _weighted_means(s: Tensor, segment: Tensor, rows: int, phi: Tensor) -> tuple[Tensor, Tensor]:

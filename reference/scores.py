@@ -39,6 +39,15 @@ class Score:
         r, normal = e_r.chunk(2, -1)
         return _projected(e_h, normal), r, _projected(e_t, normal)
 
+    def gather(
+        self, entities: Tensor, relations: Tensor, triples: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What the functions get of triples (h, r, t), ids (E,) each, from the two tables."""
+        h, r, t = triples
+        return self.read(
+            entities.index_select(0, h), relations.index_select(0, r), entities.index_select(0, t)
+        )
+
 
 def _projected(rows: Tensor, normal: Tensor) -> Tensor:
     """Rows (..., d) on the planes with these normals of length one."""

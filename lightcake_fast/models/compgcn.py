@@ -97,7 +97,7 @@ class _Means(torch.autograd.Function):
         ctx.phi, ctx.found = phi, found
         out = x.new_zeros(2, *x.shape)
         for r, (entries, groups, bounds) in enumerate(found.parts):
-            with threads_for(found.tail[entries].numel() * x.shape[1]):
+            with threads_for(entries, x.shape[1]):
                 sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
                 side = out[int(2 * r >= len(z))]
                 side.index_add_(0, found.group_head[groups], _composed(sums, z[r], of_group[groups], phi))
@@ -111,7 +111,7 @@ class _Means(torch.autograd.Function):
         of_inverse = of_entry.index_select(0, found.inverse)
         dx, dz = torch.zeros_like(x), torch.empty_like(z)
         for r, (entries, groups, bounds) in enumerate(found.parts):
-            with threads_for(found.tail[entries].numel() * x.shape[1]):
+            with threads_for(entries, x.shape[1]):
                 side = g[int(r >= num_relations)]
                 rows = side.index_select(0, found.group_head[groups])
                 if phi == "sub":

@@ -51,7 +51,8 @@ class LightCAKEConv(nn.Module):
     ) -> None:
         super().__init__()
         check_at_least(1, channels=channels, num_relations=num_relations)
-        columns, self._planes = score_named(score).columns, score_named(score).planes
+        named = score_named(score)
+        columns, self._planes = named.columns, named.planes
         if channels % columns:
             raise InputError(f"channels: got {channels}, wanted a multiple of {columns} for score {score!r}")
         check_choice("context", context, CONTEXTS)

@@ -85,7 +85,8 @@ class LightCAKE(RelationModel):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         check_at_least(0, layers=layers)
-        columns, planes = score_named(score).columns, score_named(score).planes
+        named = score_named(score)
+        columns, planes = named.columns, named.planes
         if dim % columns:
             raise InputError(f"dim: got {dim}, wanted a multiple of {columns} for score {score!r}")
         check_choice("context", context, CONTEXTS)

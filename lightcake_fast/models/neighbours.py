@@ -149,10 +149,10 @@ def sum_rows(rows: Tensor, index: Tensor, bounds: Tensor, weights: Tensor) -> Te
 
 
 @contextmanager
-def threads_for(numbers: int) -> Iterator[None]:
-    """All of PyTorch's threads for work on many numbers, in a `with` block; this one alone for few."""
+def threads_for(entries: slice, width: int) -> Iterator[None]:
+    """All of PyTorch's threads for work on many entries' rows, in a `with` block; this one alone for few."""
     threads = torch.get_num_threads()
-    if numbers < WORTH_A_THREAD:
+    if (entries.stop - entries.start) * width < WORTH_A_THREAD:
         torch.set_num_threads(1)
     try:
         yield

@@ -93,7 +93,7 @@ class _RelationProducts(torch.autograd.Function):
         ctx.found = found
         out = torch.zeros_like(x)
         for matrix, (entries, groups, bounds) in zip(matrices, found.parts, strict=True):
-            with threads_for(found.tail[entries].numel() * x.shape[1]):
+            with threads_for(entries, x.shape[1]):
                 sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
                 out.index_add_(0, found.group_head[groups], _product(sums, matrix))
         return out
@@ -106,7 +106,7 @@ class _RelationProducts(torch.autograd.Function):
         inverse_weights = weights.index_select(0, found.inverse)
         dx, dmatrices = torch.zeros_like(x), torch.empty_like(matrices)
         for r, (matrix, (entries, groups, bounds)) in enumerate(zip(matrices, found.parts, strict=True)):
-            with threads_for(found.tail[entries].numel() * x.shape[1]):
+            with threads_for(entries, x.shape[1]):
                 sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
                 blocks, rows = len(matrix), g.index_select(0, found.group_head[groups])
                 torch.bmm(_blocks(sums, blocks).mT, _blocks(rows, blocks), out=dmatrices[r])
