@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import re
-import statistics
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
@@ -34,15 +33,12 @@ class Outcome:
     Attributes:
         folder: Where it lies.
         results: The content of its `results.json`.
-        triples_per_second: Training triples a second in the median epoch, which a pause does not spoil;
-            validation not counted.
         peak_bytes: Largest resident memory of its process; None where the system does not tell.
         history: After each epoch the seconds of training so far, without validation, and the validation MRR.
     """
 
     folder: Path
     results: dict[str, Any]
-    triples_per_second: float
     peak_bytes: int | None
     history: tuple[tuple[float, float], ...] = ()
 
@@ -116,13 +112,12 @@ def read(folder: Path) -> Outcome:
     try:
         results = json.loads((folder / "results.json").read_text())
         epochs = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        speed = statistics.median(epoch["triples_per_second"] for epoch in epochs)
         seconds = itertools.accumulate(epoch["seconds"] for epoch in epochs)
         mrr = [epoch["valid"]["all"]["mrr"] for epoch in epochs]
         peak = json.loads((folder / PEAK).read_text()) if (folder / PEAK).is_file() else None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: no finished run, or a damaged one: {error}") from error
-    return Outcome(folder, results, speed, peak, tuple(zip(seconds, mrr, strict=True)))
+    return Outcome(folder, results, peak, tuple(zip(seconds, mrr, strict=True)))
 
 
 def _flags(settings: Mapping[str, Any]) -> Iterator[str]:

@@ -1,0 +1,63 @@
+"""How fast the model of a run trains: timed anew, whatever else went on while it was trained."""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from lightcake_fast.training.experiment import Experiment
+from lightcake_fast.training.run_folder import RunFolder
+from lightcake_fast.training.runtime import flushed_denormals
+
+_WARM, _TIMED = 3, 12
+
+
+class Timing(NamedTuple):
+    """What training takes.
+
+    Attributes:
+        triples_per_second: Training triples a second, by the median of steps on the first batch.
+        layer_seconds: Of a layer, forward and backward, a share of refining both tables; None without layers.
+    """
+
+    triples_per_second: float
+    layer_seconds: float | None
+
+
+def time_training(folder: Path) -> Timing:
+    """Time a new model of a run's settings, on the device and the threads of this process.
+
+    Raises:
+        InputError: The run folder or its data set is missing or damaged.
+    """
+    run = RunFolder.open(folder)
+    config = run.config
+    experiment = Experiment(config, run.load_dataset(config))
+    batch = experiment.epoch(0)[0]
+    with flushed_denormals():
+        step = _median(experiment, lambda: experiment.advance(batch))
+        refined = config.layers and experiment.model.has_context
+        layer = _median(experiment, lambda: _refine(experiment)) / config.layers if refined else None
+    return Timing(len(batch) / step, layer)
+
+
+def _refine(experiment: Experiment) -> None:
+    """Refine both tables as training does, and send a gradient back."""
+    tables = experiment.model.refine(
+        experiment.graph, generator=experiment.generator, backend=experiment.config.backend
+    )
+    torch.autograd.backward(tables, [torch.ones_like(table) for table in tables])
+
+
+def _median(experiment: Experiment, work: Callable[[], None]) -> float:
+    """The median seconds of some work, once it is compiled and its memory is there."""
+    seconds = []
+    for _ in range(_WARM + _TIMED):
+        start = time.perf_counter()
+        work()
+        experiment.loss_sum()  # waits for the device
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[_WARM:])
