@@ -141,7 +141,8 @@ def prepared(
         run = RunFolder.create(config, at_hand.name, data=at_hand if kept else None, kept=kept)
         data, config = at_hand, run.config
     else:
-        config = resolve(explicit)
+        # of several processes none has the paths of a pair: presets go without them there
+        config = resolve(explicit if world is None else {"paths": False, **explicit})
         data = _loaded(config, world)
         config = resolve(explicit, data.num_train).anchored()
         check(config, data)

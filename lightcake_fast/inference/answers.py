@@ -225,13 +225,17 @@ class Term:
 
     Attributes:
         of: "context", the layers with all that they gather; "profile of head" or "profile of tail", the
-            entity's training triples counted by relation; or "links", the relations known of the pair.
-        relation: Name of the relation; None for the part as a whole.
-        inverse: Whether the entity is the relation's tail, or a link leads from tail to head.
-        count: Its triples.
+            entity's training triples counted by relation; "links", the relations known of the pair; or
+            "paths", the two triples by two that lead from head to tail through a third entity.
+        relation: Name of the relation, of a path's first triple; None for the part as a whole.
+        inverse: Whether the entity is the relation's tail, a link leads from tail to head, or the path's
+            first triple to the head.
+        count: Its triples, or its paths.
         score_without: As in `ContextTriple`, without this.
         probability_without: As in `ContextTriple`, without this.
         share: As in `ContextTriple`. Shares need not add up to one: parts work together.
+        second: Name of the relation of a path's second triple; None for what is no path.
+        second_inverse: Whether the tail is that triple's head.
     """
 
     of: str
@@ -241,6 +245,8 @@ class Term:
     score_without: float
     probability_without: float
     share: float
+    second: str | None = None
+    second_inverse: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""What a prediction rests on: context triples, counts and links, and the score without each of them."""
+"""What a prediction rests on: context triples, counts, links and paths; the score without each of them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import NamedTuple, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,11 +18,13 @@ from lightcake_fast.inference.answers import (
 )
 from lightcake_fast.models import LightCAKE, RelationModel
 from lightcake_fast.models.evidence import Evidence, Weighed
+from lightcake_fast.models.paths import PathKinds
 from lightcake_fast.ops import context_weights
 from lightcake_fast.training.experiment import Experiment
 
 ASKED = ("head", "relation", "tail")
-PARTS = {"head": "profile of head", "tail": "profile of tail", "links": "links"}  # of the evidence
+# of the evidence
+PARTS = {"head": "profile of head", "tail": "profile of tail", "links": "links", "paths": "paths"}
 
 
 class _Change(NamedTuple):
@@ -61,7 +63,7 @@ class Explainer:
         case: The answer, with what it answers.
 
     Raises:
-        InputError: The model has no context layers that can be read, no profile and no links.
+        InputError: The model has no context layers that can be read, no profile, links or paths.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Explainer:
         self._pair = torch.tensor([[head, tail]], device=experiment.device)
         self._evidence = experiment.model.evidence(experiment.graph, self._pair)
         if self._evidence is None and not _is_layered(experiment.model):
-            raise InputError("the run's model has no context layers, profile or links to explain with")
+            raise InputError("the run's model has no context layers, profile, links or paths to explain with")
         self._whole = self._scores()
 
     def explain(self, top: int) -> Explanation:
@@ -163,29 +165,36 @@ class Explainer:
             yield Term("context", None, False, graph.num_triples, *left)
         if self._evidence is None:
             return
-        has = {"head": model.profile, "tail": model.profile, "links": model.links}
+        has = {"head": model.profile, "tail": model.profile, "links": model.links, "paths": model.paths}
         for of in (of for of, part in has.items() if part is not None):
             yield from self._term(of, self._evidence, getattr(self._evidence, of), top)
 
-    def _term(self, of: str, evidence: Evidence, rows: Weighed, top: int) -> Iterator[Term]:
+    def _term(self, of: str, evidence: Evidence, rows: Weighed | PathKinds, top: int) -> Iterator[Term]:
         """A part of the evidence as a whole, and its relations of the largest share."""
-        num_relations = self._experiment.data.num_relations
+
+        def without(left: Weighed | PathKinds) -> _Change:
+            changed: dict[str, Any] = {of: left}
+            return self._change(self._scores(None, evidence._replace(**changed)))
+
         counts = (rows.weight if of == "links" else rows.weight.double().expm1()).round().long().tolist()
+        second = rows.second.tolist() if isinstance(rows, PathKinds) else [None] * len(counts)
         entries = [
-            Term(
-                PARTS[of],
-                self._experiment.data.relations[relation % num_relations],
-                relation >= num_relations,
-                count,
-                *self._change(self._scores(None, evidence._replace(**{of: rows.without(place)}))),
+            Term(PARTS[of], *self._named(relation), count, *without(rows.without(place)), *self._named(then))
+            for place, (relation, count, then) in enumerate(
+                zip(rows.relation.tolist(), counts, second, strict=True)
             )
-            for place, (relation, count) in enumerate(zip(rows.relation.tolist(), counts, strict=True))
             if count  # the others fill the list up
         ]
-        nothing = rows._replace(weight=torch.zeros_like(rows.weight))
-        whole = self._change(self._scores(None, evidence._replace(**{of: nothing})))
+        whole = without(rows._replace(weight=torch.zeros_like(rows.weight)))
         yield Term(PARTS[of], None, False, sum(counts), *whole)
         yield from sorted(entries, key=lambda entry: -abs(entry.share))[:top]
+
+    def _named(self, relation: int | None) -> tuple[str | None, bool]:
+        """The name of one of the 2R relations, and whether it is an inverse."""
+        if relation is None:
+            return None, False
+        inverse, raw = divmod(relation, self._experiment.data.num_relations)
+        return self._experiment.data.relations[raw], bool(inverse)
 
 
 def _is_layered(model: RelationModel) -> TypeGuard[LightCAKE]:

@@ -45,9 +45,9 @@ def check_figure(path: Path) -> None:
 def draw(explanation: Explanation, path: Path) -> str:
     """Draw head and tail between their neighbours; a line's width is its weight in the last layer.
 
-    Below stand the pairs of the relation's context, and bars for what profile and links give, where the model
-    has them. Lines and bars are blue where the score falls without them, red where it rises. Names are text,
-    whatever signs of mathematics they hold.
+    Below stand the pairs of the relation's context, and bars for what profile, links and paths give, where
+    the model has them. Lines and bars are blue where the score falls without them, red where it rises. Names
+    are text, whatever signs of mathematics they hold.
 
     Args:
         explanation: What to draw.
@@ -73,7 +73,8 @@ def _names(explanation: Explanation) -> set[str]:
     """All names that the figure shows."""
     triples = [triple for context in explanation.contexts for triple in context.triples]
     names = {explanation.head, explanation.relation, explanation.tail}
-    names.update(term.relation for term in explanation.terms if term.relation is not None)
+    relations = [name for term in explanation.terms for name in (term.relation, term.second)]
+    names.update(name for name in relations if name is not None)
     return names.union(*((triple.head, triple.relation, triple.tail) for triple in triples))
 
 

@@ -104,10 +104,17 @@ def term_text(explanation: Explanation, term: Term, shown: Callable[[str], str] 
     if term.relation is None:
         return term.of
     relation = shown(term.relation)
-    if term.of == "links":
+    if term.of in ("links", "paths"):
         start, end = (shown(name) for name in (explanation.head, explanation.tail))
+        if term.second is not None:
+            steps = _step(relation, term.inverse), _step(shown(term.second), term.second_inverse)
+            return f"  {start} {steps[0]} · {steps[1]} {end}"
         return f"  {end} — {relation} → {start}" if term.inverse else f"  {start} — {relation} → {end}"
     return f"  → {relation}" if term.inverse else f"  {relation} →"
+
+
+def _step(relation: str, inverse: bool) -> str:
+    return f"← {relation} —" if inverse else f"— {relation} →"
 
 
 def _seen_from(context: Context, triple: ContextTriple) -> str:

@@ -118,7 +118,7 @@ class TrainedModel:
 
         Raises:
             InputError: See `predict`; or the relation is not in the data, or the model has nothing to
-                explain with: no context layers, profile or links.
+                explain with: no context layers, profile, links or paths.
             TypeError: See `predict`.
         """
         top = _checked_top(top)

@@ -12,9 +12,10 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import blocks
 from lightcake_fast.models.draws import NumberedDraws, SequentialDraws
 from lightcake_fast.models.entity_scores import Questions, all_scores, ask, cross_entropy
-from lightcake_fast.models.evidence import Evidence, Weighed, evidence_of
+from lightcake_fast.models.evidence import Evidence, Weighed, evidence_of, paths_of_triples
+from lightcake_fast.models.paths import PathKinds
 from lightcake_fast.models.scorers import PRODUCTS, with_normals
-from lightcake_fast.models.terms import PROFILES, Links, RelationProfile
+from lightcake_fast.models.terms import PROFILES, Links, Paths, RelationProfile
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 from lightcake_fast.sharding.layer import Shard
 
@@ -47,6 +48,7 @@ class RelationModel(nn.Module):
             (see ``RelationProfile``); "both" adds such a term to all entity rows before they are refined as
             well, so that context carries the profiles of neighbours; "none" does neither.
         links: add to a pair's scores what the relations that are known to join it say (see ``Links``).
+        paths: likewise the paths of two triples that join it (see ``Paths``).
         has_context: whether the model refines the entity rows, without which profile "both" is refused.
         inverses: give inverse relations rows of their own, 2R in all: questions for heads ask with them.
         generator: source of the initial values.
@@ -78,6 +80,7 @@ class RelationModel(nn.Module):
         unseen_rate: float = 0.0,
         profile: str = "none",
         links: bool = False,
+        paths: bool = False,
         has_context: bool = False,
         inverses: bool = False,
         generator: Generator | None = None,
@@ -114,6 +117,7 @@ class RelationModel(nn.Module):
         self.profile = None if profile == "none" else RelationProfile(num_relations, dim, **made)
         self.input_profile = xavier(2 * num_relations, dim, **made) if profile == "both" else None
         self.links = Links(num_relations, dim, **made) if links else None
+        self.paths = Paths(num_relations, dim, **made) if paths else None
         self.normals = xavier(rows, dim, **made) if planes else None
 
     def refine(
@@ -189,18 +193,36 @@ class RelationModel(nn.Module):
         """What a score reads of relations: their rows, raw or all, or with planes [r | normal] (.., 2 d)."""
         return relations if self.normals is None else with_normals(relations, self.normals[: len(relations)])
 
-    def evidence(self, graph: ContextGraph, pairs: Tensor, targets: Tensor | None = None) -> Evidence | None:
-        """What the profile and links of pairs are made of; None for a model without these terms.
+    def evidence(
+        self,
+        graph: ContextGraph,
+        pairs: Tensor,
+        targets: Tensor | None = None,
+        numbers: Tensor | None = None,
+    ) -> Evidence | None:
+        """What the profile, links and paths of pairs are made of; None for a model without these terms.
 
         Args:
             graph: the context.
             pairs: int64 (B, 2) of (head, tail); N stands for an entity of which nothing is known.
             targets: int64 (B,), in training: the pairs are the graph's triples with these relations, and
                 each is left out of its own evidence, which else holds the answer.
+            numbers: int64 (B,), of these triples, where they are known: their paths are counted once for all.
         """
-        if self.profile is None and self.links is None:
+        if not self.has_terms:
             return None
-        return evidence_of(graph).of_pairs(pairs, self.entities.dtype, targets)
+        found, dtype = evidence_of(graph), self.entities.dtype
+        evidence = found.of_pairs(pairs, dtype, targets)
+        if self.paths is None:
+            return evidence
+        if numbers is not None:
+            return evidence._replace(paths=paths_of_triples(graph, numbers, dtype))
+        return evidence._replace(paths=found.paths.of_pairs(pairs, dtype))
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether scores have terms that are made of evidence."""
+        return any(term is not None for term in (self.profile, self.links, self.paths))
 
     def relation_scores(
         self,
@@ -225,7 +247,7 @@ class RelationModel(nn.Module):
             Scores (B, R), the logits of p(r | h, t).
 
         Raises:
-            ValueError: if the model has a profile or links and no evidence is given.
+            ValueError: if the model has a profile, links or paths and no evidence is given.
         """
         entities, relations = refined
         # one gather: its gradient is a table of N rows, which an embedding sums without atomics on a GPU too
@@ -234,7 +256,9 @@ class RelationModel(nn.Module):
         if not self.training and self.unknown_head is not None and seen is not None:
             unknown = ~seen[pairs[:, 0]], ~seen[pairs[:, 1]]
         heads, tails = self._sides(rows, evidence, unknown, generator)
-        return self.pair_scores(heads, tails, relations, evidence and evidence.links)
+        return self.pair_scores(
+            heads, tails, relations, evidence and self.joined(evidence.links, evidence.paths)
+        )
 
     def relation_loss(
         self,
@@ -258,8 +282,8 @@ class RelationModel(nn.Module):
             ValueError: as ``relation_scores``.
         """
         heads, tails = self._sides(refined[0], evidence, None, generator)
-        links = evidence and evidence.links
-        return self.pair_loss(heads, tails, refined[1], links, targets, label_smoothing) / len(targets)
+        joined = evidence and self.joined(evidence.links, evidence.paths)
+        return self.pair_loss(heads, tails, refined[1], joined, targets, label_smoothing) / len(targets)
 
     def _sides(
         self,
@@ -272,8 +296,8 @@ class RelationModel(nn.Module):
 
         ``unknown`` says which heads and which tails are, bool (B,) each; in training they are drawn.
         """
-        if evidence is None and (self.profile is not None or self.links is not None):
-            raise ValueError("evidence: got None, wanted the pairs' evidence for the profile and links")
+        if evidence is None and self.has_terms:
+            raise ValueError("evidence: got None, wanted the pairs' evidence for profile, links and paths")
         heads, tails = rows.chunk(2)
         if self.unknown_head is not None and self.training:
             unknown = self.unknowns(torch.rand(len(heads), generator=generator, device=heads.device))
@@ -306,23 +330,33 @@ class RelationModel(nn.Module):
             rows = rows + self.profile.of(side, evidence)
         return rows
 
-    def pair_scores(self, heads: Tensor, tails: Tensor, relations: Tensor, links: Weighed | None) -> Tensor:
+    def joined(self, links: Weighed, paths: PathKinds | None = None) -> Tensor | None:
+        """The rows (B, d) of what joins pairs, whose products with the relations' add to the scores.
+
+        None for a model with neither links nor paths; arguments as in ``Evidence``.
+        """
+        rows = None if self.links is None else self.links.of(links)
+        if self.paths is None or paths is None:
+            return rows
+        return self.paths.of(paths) if rows is None else rows + self.paths.of(paths)
+
+    def pair_scores(self, heads: Tensor, tails: Tensor, relations: Tensor, joined: Tensor | None) -> Tensor:
         """Scores (B, R) of what ``rows_of`` made of heads and tails.
 
         Args:
             heads: (B, d).
             tails: (B, d).
             relations: refined, in the shape of their table.
-            links: the evidence, where the model has links.
+            joined: what ``joined`` returned, where the model has such terms.
         """
-        return self._scores(heads, tails, relations[: self.num_relations], self._linked(links))
+        return self._scores(heads, tails, relations[: self.num_relations], joined)
 
     def pair_loss(
         self,
         heads: Tensor,
         tails: Tensor,
         relations: Tensor,
-        links: Weighed | None,
+        joined: Tensor | None,
         targets: Tensor,
         label_smoothing: float = 0.0,
     ) -> Tensor:
@@ -330,12 +364,11 @@ class RelationModel(nn.Module):
 
         Scores of more than ``blocks.BLOCK`` numbers are made and differentiated in blocks of pairs.
         """
-        linked_rows = self._linked(links)
-        split = [heads, tails, targets, *([] if linked_rows is None else [linked_rows])]
+        split = [heads, tails, targets, *([] if joined is None else [joined])]
 
         def loss(heads: Tensor, tails: Tensor, targets: Tensor, *others: Tensor) -> Tensor:
-            *linked, relations = others
-            scores = self._scores(heads, tails, relations, linked[0] if linked else None)
+            *joined, relations = others
+            scores = self._scores(heads, tails, relations, joined[0] if joined else None)
             return functional.cross_entropy(scores, targets, reduction="sum", label_smoothing=label_smoothing)
 
         relations, size = relations[: self.num_relations], blocks.block_size(self.entries)
@@ -348,18 +381,14 @@ class RelationModel(nn.Module):
         """The numbers of which the scores of one pair are made."""
         return self.num_relations
 
-    def _linked(self, links: Weighed | None) -> Tensor | None:
-        """The rows (B, d) whose products with the relations' links add to the scores, if there are any."""
-        return None if self.links is None or links is None else self.links.of(links)
-
-    def _scores(self, heads: Tensor, tails: Tensor, relations: Tensor, linked: Tensor | None) -> Tensor:
+    def _scores(self, heads: Tensor, tails: Tensor, relations: Tensor, joined: Tensor | None) -> Tensor:
         """Scores (B, R), given the raw relations alone."""
         product = PRODUCTS.get(self.entity_score or "")
-        if linked is not None and product is not None:  # one matrix product for both
-            scores = (product(heads, tails) + linked) @ relations.T
+        if joined is not None and product is not None:  # one matrix product for both
+            scores = (product(heads, tails) + joined) @ relations.T
         else:
             scores = self._score(heads, relations, tails)
-            scores = scores if linked is None else scores + linked @ relations.T
+            scores = scores if joined is None else scores + joined @ relations.T
         return scores if self.relation_bias is None else scores + self.relation_bias
 
     def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.neighbours import bounds_of, sum_rows
+from lightcake_fast.models.paths import GraphPaths, PathCounts, PathKinds
 
 _PIECE = 512  # entries of a relation that are summed one after another
 
@@ -73,11 +74,13 @@ class Evidence(NamedTuple):
             with the weight log(1 + c), c its triples.
         tail: the same of the tail.
         links: the relations r that join head to tail, and r + R that join tail to head, with the weight 1.
+        paths: the kinds of paths of two triples that join head to tail; None for a model without paths.
     """
 
     head: Weighed
     tail: Weighed
     links: Weighed
+    paths: PathKinds | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,6 +238,14 @@ class GraphEvidence:
         weight = count.to(dtype).log1p_()
         return Weighed(relation, weight if none is None else weight.masked_fill_(none, 0), bounds)
 
+    @cached_property
+    def paths(self) -> GraphPaths:
+        """What finds the paths of pairs."""
+        n = self.num_entities
+        pair = self.pairs[:-1].repeat_interleave(self.by_pair.length[:-1])
+        triples = pair // (n + 1), self.by_pair.relation, pair % (n + 1)
+        return GraphPaths.of(triples, n, self.num_relations)
+
     def profiles_times(self, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """The profiles of all entities, as a sparse matrix (N, 2R), times a table.
 
@@ -292,6 +303,7 @@ class _ProfileProduct(torch.autograd.Function):
 
 
 _FOUND: "WeakKeyDictionary[ContextGraph, GraphEvidence]" = WeakKeyDictionary()
+_PATHS: "WeakKeyDictionary[ContextGraph, PathCounts]" = WeakKeyDictionary()
 
 
 def evidence_of(graph: ContextGraph) -> GraphEvidence:
@@ -300,3 +312,17 @@ def evidence_of(graph: ContextGraph) -> GraphEvidence:
         with torch.inference_mode(False):  # it serves training too
             _FOUND[graph] = GraphEvidence.of_graph(graph)
     return _FOUND[graph]
+
+
+def paths_of_triples(graph: ContextGraph, numbers: Tensor, dtype: torch.dtype) -> PathKinds:
+    """The kinds of paths that join the pairs of a graph's triples.
+
+    Args:
+        graph: whose paths; those of all its triples are counted when first asked for.
+        numbers: int64 (B,), of the triples.
+        dtype: of the weights.
+    """
+    if graph not in _PATHS:
+        with torch.inference_mode(False):  # they serve training
+            _PATHS[graph] = evidence_of(graph).paths.counted(graph.triples[:, ::2]).to(graph.device)
+    return _PATHS[graph].of(numbers).weighed(dtype)

@@ -44,6 +44,7 @@ class LightCAKE(RelationModel):
             triple. 0 has no such vectors.
         profile: as in ``RelationModel``; "both" needs a layer.
         links: as in ``RelationModel``.
+        paths: as in ``RelationModel``.
         mixing: a layer adds its context sums times a matrix that it learns, for entities and for
             relations, each at first the identity; needs a layer.
         inverses: as in ``RelationModel``, without layers; with layers inverses always have rows.
@@ -79,6 +80,7 @@ class LightCAKE(RelationModel):
         unseen_rate: float = 0.0,
         profile: str = "none",
         links: bool = False,
+        paths: bool = False,
         mixing: bool = False,
         inverses: bool = False,
         generator: Generator | None = None,
@@ -106,6 +108,7 @@ class LightCAKE(RelationModel):
             unseen_rate=unseen_rate,
             profile=profile,
             links=links,
+            paths=paths,
             has_context=layers > 0,
             inverses=inverses,
             generator=generator,

@@ -22,6 +22,7 @@ SHARED_ARGUMENTS = (
     "unseen_rate",
     "profile",
     "links",
+    "paths",
 )
 
 

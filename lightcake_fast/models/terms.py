@@ -1,4 +1,4 @@
-"""Terms beside the context, for every model: how often an entity has each relation, and links of a pair."""
+"""Terms beside the context, for every model: relations of an entity counted, links and paths of a pair."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from lightcake_fast.models.evidence import Weighed
+from lightcake_fast.models.paths import PathKinds
 from lightcake_fast.models.weights import xavier
 
 PROFILES = ("none", "score", "both")
@@ -68,3 +69,33 @@ class Links(nn.Module):
     def of(self, links: Weighed) -> Tensor:
         """The rows l W of B pairs, (B, d)."""
         return links.times(self.of_link)
+
+
+class Paths(nn.Module):
+    """What the paths of two triples that join a pair add to the score of relation r: v . e_r.
+
+    v = sum over kinds (p, q) of log(1 + c_pq) A_p ∘ B_q, c_pq the entities that a triple of relation p leads
+    to from the head and one of relation q on to the tail, inverses included, head and tail themselves left
+    out. A starts at zero, B about one: at first nothing is added, and every kind has a gradient.
+
+    Args:
+        num_relations: R, raw relations.
+        dim: the width of a relation's row.
+        generator: source of the initial values.
+        dtype: floating-point type of the parameters.
+
+    Shapes:
+        ``of_first`` and ``of_second`` (2R, d).
+    """
+
+    def __init__(
+        self, num_relations: int, dim: int, *, generator: Generator | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        second = xavier(2 * num_relations, dim, generator=generator, dtype=dtype)
+        self.of_first = nn.Parameter(torch.zeros_like(second))
+        self.of_second = nn.Parameter(second.detach() + 1)
+
+    def of(self, paths: PathKinds) -> Tensor:
+        """The rows v of B pairs, (B, d)."""
+        return paths.times(self.of_first, self.of_second)

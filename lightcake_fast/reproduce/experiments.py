@@ -21,6 +21,7 @@ ENTITY_SCORES = ("distmult", "complex", "rotate")
 _TERMS_OFF: dict[str, Settings] = {
     "no profile": {"profile": "none"},
     "no links": {"links": False},
+    "no paths": {"paths": False},
     "no mixing": {"mixing": False},
 }
 QUICK: Settings = {"dim": 16, "epochs": 3, "batch_size": 256}

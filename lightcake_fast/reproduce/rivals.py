@@ -7,19 +7,19 @@ from lightcake_fast.training.presets import BEST, BEST_TERMS
 
 Settings = Mapping[str, Any]
 
-NO_TERMS: Settings = {"profile": "none", "links": False, "mixing": False}
+NO_TERMS: Settings = {"profile": "none", "links": False, "paths": False, "mixing": False}
 
-_WN18RR: Settings = {"profile": "both", "dim": 64, "row_dropout": 0.8, "epochs": 8}
+_WN18RR: Settings = {"profile": "both", "paths": True, "dim": 64, "row_dropout": 0.8, "epochs": 8}
 _NELL995: Settings = {"row_dropout": 0.9, "weight_average": 0.99}
-_FB15K_237: Settings = {"epochs": 8, "lr_decay": 0.3}
+_FB15K_237: Settings = {"paths": True, "epochs": 8, "lr_decay": 0.3}
 
 # What `--preset best` becomes for a rival with the terms: chosen on validation, by model and data set.
 SEARCHED: dict[str, dict[str, Settings]] = {
     "distmult": {
         "ddb14": {"dim": 128},
-        "wn18rr": {"dim": 64},
+        "wn18rr": {"paths": True, "dim": 64},
         "nell995": _NELL995,
-        "fb15k-237": {"lr_decay": 0.3, "row_dropout": 0.3},
+        "fb15k-237": {"paths": True, "lr_decay": 0.3, "row_dropout": 0.3},
     },
     "rgcn": {
         "ddb14": {"row_dropout": 0.3},

@@ -221,6 +221,9 @@ class TrainingConfig:
         choices=PROFILES,
     )
     links: bool = _flag("add to the scores what the relations that are known to join the pair say", "model")
+    paths: bool = _flag(
+        "add to the scores what the paths of two triples that join the pair say", "model", False
+    )
     mixing: bool = _flag("a layer adds its context sums times a matrix that it learns", "model")
     batch_size: int = _flag("training triples a step", "optimisation", at_least=1, metavar="B")
     lr: float = _flag("Adam's step size", "optimisation", above=0, metavar="LR")

@@ -61,6 +61,8 @@ def check(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
             raise InputError(f"{data.name}: its {split} split is empty, wanted at least one triple")
     device = resolve_device(config.device)
     wants_capture(config.cuda_graph, device)
+    if config.paths and config.cuda_graph == "on":
+        raise InputError("cuda_graph: got 'on' with paths, whose steps differ in shape")
     if config.layers and config.model in takers("backend"):
         if config.model == "lightcake":
             check_fused(config.score, config.backend)
@@ -229,6 +231,7 @@ class Experiment:
 
     @cached_property
     def _advance(self) -> Callable[[Tensor], None]:
-        if self._entities or not wants_capture(self.config.cuda_graph, self.device):
+        differs = self._entities or self.config.paths  # a step from the next, in shape
+        if differs or not wants_capture(self.config.cuda_graph, self.device):
             return self.step
         return CapturedStep(self.step, min(self.config.batch_size, self.graph.num_triples), self.generator)

@@ -29,6 +29,7 @@ PAPER: Settings = {
     "relation_bias": False,
     "profile": "none",
     "links": False,
+    "paths": False,
     "mixing": False,
     "mask_targets": False,
 }
@@ -66,6 +67,7 @@ def _best(
         "relation_bias": True,
         "profile": "none",
         "links": False,
+        "paths": False,
         "mixing": False,
         "mask_targets": True,
     }
@@ -121,8 +123,8 @@ OWN_DATA: Settings = _best(
 TERMS: Settings = {"profile": "score", "links": True}
 _INPUT_PROFILE: Settings = {"profile": "both", "links": True}
 _ALL_TERMS: Settings = {**_INPUT_PROFILE, "mixing": True}
-_FB15K_237_TERMS: Settings = {**TERMS, "epochs": 8, "lr_decay": 0.3}
-_WN18RR_TERMS: Settings = {**_ALL_TERMS, "dim": 64, "row_dropout": 0.8, "epochs": 8}
+_FB15K_237_TERMS: Settings = {**TERMS, "paths": True, "epochs": 8, "lr_decay": 0.3}
+_WN18RR_TERMS: Settings = {**_ALL_TERMS, "paths": True, "dim": 64, "row_dropout": 0.8, "epochs": 8}
 BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("family", "distmult"): _ALL_TERMS,
     ("family", "transe"): _INPUT_PROFILE,
@@ -161,6 +163,7 @@ _ENTITY: Settings = {
     "relation_bias": False,
     "profile": "none",
     "links": False,
+    "paths": False,
     "mixing": True,
     "mask_targets": True,
 }
@@ -170,7 +173,13 @@ BEST_ENTITY: dict[str, Settings] = {
     "wn18rr": {**_ENTITY, "lr": 1e-2},
 }
 _SETTINGS_OF = {"transh": "transe"}  # scores with the settings of another, none of their own being searched
-ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links")  # settings of `--task relation` alone
+ONLY_RELATIONS = (
+    "relation_bias",
+    "unseen_rate",
+    "profile",
+    "links",
+    "paths",
+)  # settings of `--task relation` alone
 
 
 def own_data(triples: int) -> Settings:

@@ -24,7 +24,7 @@ from lightcake_fast.metrics import (
 )
 from lightcake_fast.models import MODELS, RelationModel
 from lightcake_fast.models.draws import NumberedDraws
-from lightcake_fast.models.evidence import Weighed, evidence_of
+from lightcake_fast.models.evidence import evidence_of
 from lightcake_fast.sharding.data import ShardData, read_index, read_share
 from lightcake_fast.sharding.layer import Shard, exchanged
 from lightcake_fast.sharding.partition import owners
@@ -43,8 +43,8 @@ def check_sharded(config: TrainingConfig) -> None:
     """Refuse what several processes cannot do.
 
     Raises:
-        InputError: The model reads the graph in a way of its own, or it is to rank entities, or a CUDA graph
-            is asked for.
+        InputError: The model reads the graph in a way of its own, or paths, which a rank does not have whole,
+            or it is to rank entities, or a CUDA graph is asked for.
     """
     if MODELS[config.model].context and config.model != "lightcake":
         raise InputError(
@@ -52,6 +52,8 @@ def check_sharded(config: TrainingConfig) -> None:
         )
     if config.task == "entity":
         raise InputError("task: got 'entity' under torchrun, wanted 'relation'")
+    if config.paths:
+        raise InputError("paths: got True under torchrun, wanted False")
     if config.cuda_graph == "on":
         raise InputError("cuda_graph: got 'on' under torchrun, wanted 'auto' or 'off'")
 
@@ -199,8 +201,8 @@ class ShardedExperiment:
             The places of the triples whose head is own; their scores `(A, R)`; bool `(A,)`, whether both ends
             have a training triple.
         """
-        mine, heads, tails, links, seen = self._met(tables[0], held, places, None)
-        return mine, self.model.pair_scores(heads, tails, tables[1], links), seen
+        mine, heads, tails, joined, seen = self._met(tables[0], held, places, None)
+        return mine, self.model.pair_scores(heads, tails, tables[1], joined), seen
 
     def loss(
         self,
@@ -214,14 +216,14 @@ class ShardedExperiment:
 
         Arguments as in `scores`; `draws` says which triples are replaced by unknown ones.
         """
-        mine, heads, tails, links, _ = self._met(tables[0], held, places, draws)
+        mine, heads, tails, joined, _ = self._met(tables[0], held, places, draws)
         targets = torch.from_numpy(held.triples[mine, 1]).to(self.device)
-        return self.model.pair_loss(heads, tails, tables[1], links, targets, label_smoothing)
+        return self.model.pair_loss(heads, tails, tables[1], joined, targets, label_smoothing)
 
     def _met(
         self, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None
-    ) -> tuple[Ids, Tensor, Tensor, Weighed | None, Tensor]:
-        """Of triples whose head is own: places, rows of head and tail, links, and whether both were seen."""
+    ) -> tuple[Ids, Tensor, Tensor, Tensor | None, Tensor]:
+        """Of triples whose head is own: places, rows of head, tail and links, and whether both were seen."""
         meeting = Meeting.of(held, places, self.data.layout)
         heads, no_head, head_evidence = self._side("head", entities, held, meeting.heads, draws)
         tails, no_tail, tail_evidence = self._side("tail", entities, held, meeting.tails, draws)
@@ -231,11 +233,11 @@ class ShardedExperiment:
         tails = exchanged(tails, self.world, meeting.sent, meeting.received).index_select(0, order)
         known = self.world.exchange(known.byte()[:, None], meeting.sent, meeting.received)[order, 0] > 0
         heads = self.model.rows_of("head", heads, no_head, head_evidence)
-        links = None
+        joined = None
         if self.model.links is not None:
             pairs, targets = self._pairs(held, meeting.heads, draws is not None)
-            links = evidence_of(self.shard.graph).of_links(pairs, heads.dtype, targets)
-        return meeting.heads, heads, tails, links, known & ~no_head
+            joined = self.model.joined(evidence_of(self.shard.graph).of_links(pairs, heads.dtype, targets))
+        return meeting.heads, heads, tails, joined, known & ~no_head
 
     def _side(
         self, side: str, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None

@@ -70,7 +70,7 @@ class TrainingStep:
         triples = self._graph.triples_at(batch)
         pairs, targets = triples[:, ::2], triples[:, 1]
         refined = self._refined(batch, pairs.T.reshape(-1))
-        evidence = self._model.evidence(self._graph, pairs, targets)
+        evidence = self._model.evidence(self._graph, pairs, targets, batch)
         return self._model.relation_loss(
             refined, targets, evidence, generator=self._generator, label_smoothing=self._label_smoothing
         )

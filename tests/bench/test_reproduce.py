@@ -70,8 +70,8 @@ def test_every_option_is_switched_off_alone() -> None:
         changed.append({name for name in values if values[name] != base[name]})
     assert changed == [
         {"relation_bias"}, {"mask_targets"}, set(), {"row_dropout"}, {"unseen_rate"}, {"profile"}, {"links"},
-        set(), {"ties"},
-    ]  # NELL995 has no input dropout and no mixing to switch off  # fmt: skip
+        set(), set(), {"ties"},
+    ]  # NELL995 has no input dropout, paths and mixing to switch off  # fmt: skip
 
 
 def test_equal_settings_share_a_folder_and_others_do_not(tmp_path: Path) -> None:

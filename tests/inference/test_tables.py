@@ -71,11 +71,13 @@ def test_what_a_score_is_made_of(width: int) -> None:
         Term("profile of head", BASE + "starring", False, 1234, -1.5, 0.1234, 0.5),
         Term("profile of head", BASE + "starring", True, 1, -1.5, 0.1234, 0.5),
         Term("links", BASE + "starring", True, 1, -1.5, 0.1234, 0.5),
+        Term("paths", BASE + "starring", True, 1, -1.5, 0.1234, 0.5, BASE + "starring", False),
     )
     _, table = next(explanation_tables(dataclasses.replace(explanation(), terms=terms), width))
     lines = shown(table, width)
     assert max(map(len, lines)) <= width
     names = ["context", f"{BASE}starring →", f"→ {BASE}starring", f"{NAMES[1]} — {BASE}starring → {NAMES[0]}"]
+    names.append(f"{NAMES[0]} ← {BASE}starring — · — {BASE}starring → {NAMES[1]}")
     for row, name, term in zip(cells(lines), names, terms, strict=True):
         assert row[0].replace(" ", "") == name.replace(" ", "")
         assert row[1:] == [f"{term.count:,}", f"{term.share:+.1%}", "0.1234"]

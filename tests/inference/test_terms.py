@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(
     scope="module",
-    params=[("--layers", "2", "--profile", "both", "--links", "--mixing"), ("--layers", "0", *TERMS)],
-    ids=["lightcake", "counts and links"],
+    params=[
+        ("--layers", "2", "--profile", "both", "--links", "--mixing"),
+        ("--layers", "0", *TERMS, "--paths"),
+    ],
+    ids=["lightcake", "counts, links and paths"],
 )
 def trained(folder: Path, request: pytest.FixtureRequest) -> TrainedModel:
     return load(train_run(folder, *request.param))
@@ -48,7 +52,7 @@ def explanation(trained: TrainedModel, linked: tuple[str, str]) -> Explanation:
 
 
 def evidence(trained: TrainedModel, pair: tuple[str, str]) -> dict[str, Tensor]:
-    """Counts of the head's and the tail's relations, and links, each float64 (2R,)."""
+    """Counts of the head's and the tail's relations, and links, each float64 (2R,); paths (2R, 2R)."""
     half = trained.data.num_relations
     h, t = (trained.data.entities.index(name) for name in pair)
     parts = {part: torch.zeros(2 * half, dtype=torch.float64) for part in ("head", "tail", "links")}
@@ -58,6 +62,14 @@ def evidence(trained: TrainedModel, pair: tuple[str, str]) -> dict[str, Tensor]:
             parts[part][relation + half] += tail == entity
         parts["links"][relation] += (head, tail) == (h, t)
         parts["links"][relation + half] += (tail, head) == (h, t)
+    if trained.model.paths is not None:
+        triples = {(h, r, t) for h, r, t in trained.data.train.tolist()}
+        triples |= {(t, r + half, h) for h, r, t in triples}
+        parts["paths"] = torch.zeros(2 * half, 2 * half, dtype=torch.float64)
+        for head, relation, middle in triples:
+            for start, second, tail in triples:
+                joined = (head, middle, tail) == (h, start, t) and middle not in (h, t)
+                parts["paths"][relation, second] += joined
     return parts
 
 
@@ -70,6 +82,9 @@ def scores_by_hand(trained: TrainedModel, pair: tuple[str, str], parts: dict[str
         row = table.entities[table.entity_names.index(name)].double()
         rows.append(row + parts[side].log1p() @ other[f"profile.of_{side}"] + other[f"profile.{side}"])
     asked = rows[0] * rows[1] + parts["links"] @ other["links.of_link"]
+    if "paths" in parts:
+        first, second = other["paths.of_first"], other["paths.of_second"]
+        asked = asked + torch.einsum("pq,pd,qd->d", parts["paths"].log1p(), first, second)
     return table.relations[:half].double() @ asked + other["relation_bias"]
 
 
@@ -88,8 +103,8 @@ def test_shares_of_counts_and_links(
     parts, half = evidence(trained, linked), trained.data.num_relations
     relation = trained.data.relations.index(explanation.relation)
     whole = scores_by_hand(trained, linked, parts)[relation].item()
-    names = {"profile of head": "head", "profile of tail": "tail", "links": "links"}
-    listed: dict[str, set[int]] = {part: set() for part in names.values()}
+    names = {"profile of head": "head", "profile of tail": "tail", **{part: part for part in parts}}
+    listed: dict[str, set[Any]] = {part: set() for part in parts}
     for term in explanation.terms:
         if term.of == "context":
             continue
@@ -99,7 +114,9 @@ def test_shares_of_counts_and_links(
             changed[part].zero_()
             assert term.count == parts[part].sum()
         else:
-            place = trained.data.relations.index(term.relation) + half * term.inverse
+            place: Any = (trained.data.relations.index(term.relation) + half * term.inverse,)
+            if term.second is not None:
+                place += (trained.data.relations.index(term.second) + half * term.second_inverse,)
             listed[part].add(place)
             assert term.count == parts[part][place] > 0
             changed[part][place] = 0
@@ -108,8 +125,8 @@ def test_shares_of_counts_and_links(
         assert math.isclose(term.score_without, left, rel_tol=1e-4, abs_tol=1e-5)
         assert math.isclose(term.share, (whole - left) / abs(whole), rel_tol=1e-2, abs_tol=1e-4)
         assert math.isclose(term.probability_without, scores.softmax(0)[relation].item(), rel_tol=1e-4)
-    assert listed == {part: set(counts.nonzero()[:, 0].tolist()) for part, counts in parts.items()}
-    for of in names:
+    assert listed == {part: set(map(tuple, counts.nonzero().tolist())) for part, counts in parts.items()}
+    for of in {term.of for term in explanation.terms} & names.keys():
         shares = [abs(term.share) for term in explanation.terms if term.of == of and term.relation]
         assert shares == sorted(shares, reverse=True)
         assert max(shares) > 1e-3
@@ -139,7 +156,7 @@ def test_an_entity_of_which_nothing_is_known_has_no_counts(trained: TrainedModel
     for name in (UNSEEN, "no such name"):
         found = trained.explain(name, PAIR[1])
         counts = {term.of: term.count for term in found.terms if term.relation is None}
-        assert (counts["profile of head"], counts["links"]) == (0, 0)
+        assert (counts["profile of head"], counts["links"], counts.get("paths", 0)) == (0, 0, 0)
         assert counts["profile of tail"] > 0
 
 

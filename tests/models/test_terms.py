@@ -10,7 +10,7 @@ from torch.nn import functional
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS, LightCAKE, RelationModel, evidence
-from lightcake_fast.models.evidence import Evidence, GraphEvidence, RelationLists, Weighed, evidence_of
+from lightcake_fast.models.evidence import GraphEvidence, RelationLists, Weighed, evidence_of
 from lightcake_fast.models.scorers import of_modulus_one
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_bitwise_equal, assert_close
@@ -18,6 +18,7 @@ from tests.support.graphs import CONTEXTS, CPU_GRAPHS, SCORES, layer_inputs
 
 D = 6
 CONTEXTUAL = ("lightcake", "rgcn", "compgcn", "a2n")
+SIDES = ("head", "tail", "links")
 
 
 @pytest.fixture(params=["as on a CPU", "filled up as on a GPU"])
@@ -93,15 +94,18 @@ def test_evidence_is_counted_over_distinct_triples(name: str, training: bool) ->
         pairs = torch.cat([pairs, pairs.flip(1), torch.tensor([[0, n], [n, 0], [n, n], [n - 1, 0]])])
     found = evidence_of(graph).of_pairs(pairs, torch.float64, targets if training else None)
     wanted = by_hand(graph, pairs, targets if training else None)
-    for part, rows, expected in zip(Evidence._fields, found, wanted, strict=True):
+    for part, rows, expected in zip(SIDES, (found.head, found.tail, found.links), wanted, strict=True):
         assert_close(dense(rows, 2 * graph.num_relations), expected, name=part)
     assert any(expected.any() for expected in wanted)
 
 
 def test_a_graph_without_triples_says_nothing() -> None:
     graph = ContextGraph.from_triples(torch.empty(0, 3, dtype=torch.int64), 4, 3)
-    for rows in evidence_of(graph).of_pairs(torch.tensor([[0, 1], [2, 2], [4, 0]]), torch.float32):
+    pairs = torch.tensor([[0, 1], [2, 2], [4, 0]])
+    found = evidence_of(graph).of_pairs(pairs, torch.float32)
+    for rows in (found.head, found.tail, found.links):
         assert not dense(rows, 6).any()
+    assert evidence_of(graph).paths.of_pairs(pairs, torch.float32).bounds.tolist() == [0, 0, 0, 0]
     table = torch.ones(6, D, requires_grad=True)
     sums = evidence_of(graph).profiles_times(table)
     assert sums.shape == (4, D)

@@ -98,7 +98,7 @@ def test_without_layers_nothing_is_mixed() -> None:
 
 def test_presets_name_the_fields_without_default_and_what_came_later() -> None:
     needed = {field.name for field, _, _ in fields() if field.default is dataclasses.MISSING}
-    named = frozenset(needed | {"weight_average"})  # whose default opens older run folders
+    named = frozenset(needed | {"weight_average", "paths"})  # whose defaults open older run folders
     assert {frozenset(settings) for settings in (PAPER, OWN_DATA, *BEST.values())} == {named}
 
 

@@ -1,0 +1,193 @@
+"""Paths of two triples: their kinds against a search by hand, their term against dense algebra, no leak."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from lightcake_fast.errors import InputError
+from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models import MODELS, RelationModel, paths
+from lightcake_fast.models.evidence import evidence_of, paths_of_triples
+from lightcake_fast.models.paths import PathKinds
+from lightcake_fast.training import experiment
+from lightcake_fast.training.experiment import Experiment
+from lightcake_fast.training.sharded import check_sharded
+from tests.support.comparison import assert_bitwise_equal, assert_close
+from tests.support.graphs import CPU_GRAPHS, layer_inputs
+
+D = 6
+
+
+def graph_named(name: str) -> ContextGraph:
+    return layer_inputs(name, 1, torch.float64)[2]
+
+
+def all_pairs(graph: ContextGraph) -> Tensor:
+    """Every pair of some entities, and pairs with one that is not in the graph."""
+    some = torch.arange(min(graph.num_entities, 12))
+    pairs, n = torch.cartesian_prod(some, some), graph.num_entities
+    return torch.cat([pairs, torch.tensor([[0, n], [n, 0], [n, n]])])
+
+
+def by_hand(graph: ContextGraph, pairs: Tensor) -> Tensor:
+    """How many paths of each kind join each pair: (B, 2R, 2R)."""
+    triples = set(zip(*(ids.tolist() for ids in graph.context_triples), strict=True))
+    out: dict[int, list[tuple[int, int]]] = {}
+    for head, relation, tail in triples:
+        out.setdefault(head, []).append((relation, tail))
+    counts = torch.zeros(len(pairs), 2 * graph.num_relations, 2 * graph.num_relations, dtype=torch.float64)
+    for n, (h, t) in enumerate(pairs.tolist()):
+        for p, middle in out.get(h, []):
+            for q, end in out[middle]:
+                counts[n, p, q] += end == t and middle not in (h, t)
+    return counts
+
+
+def dense(found: PathKinds, relations: int) -> Tensor:
+    """Weights as (B, 2R, 2R)."""
+    lists = torch.arange(len(found.bounds) - 1).repeat_interleave(found.bounds.diff())
+    matrix = torch.zeros(len(found.bounds) - 1, relations, relations, dtype=found.weight.dtype)
+    place = lists, found.relation.long(), found.second.long()
+    assert len(set(zip(*(ids.tolist() for ids in place), strict=True))) == len(lists), "a kind stands twice"
+    return matrix.index_put_(place, found.weight)
+
+
+@pytest.mark.parametrize("name", CPU_GRAPHS)
+def test_kinds_of_paths(name: str) -> None:
+    graph, relations = graph_named(name), 2 * graph_named(name).num_relations
+    pairs = all_pairs(graph)
+    expected = by_hand(graph, pairs).log1p()
+    assert_close(dense(evidence_of(graph).paths.of_pairs(pairs, torch.float64), relations), expected)
+    numbers = torch.tensor([graph.num_triples - 1, 0, 0])
+    found = paths_of_triples(graph, numbers, torch.float64)
+    expected = by_hand(graph, graph.triples[numbers][:, ::2]).log1p()
+    assert_close(dense(found, relations), expected)
+
+
+def test_there_are_paths_to_count() -> None:
+    graph = graph_named("hubs")
+    counts = by_hand(graph, all_pairs(graph))
+    assert (counts > 1).any()
+    assert (counts == 0).any()
+
+
+def test_more_paths_than_a_buffer_holds() -> None:
+    """Two hubs with 60 neighbours in common by 5 relations each: 1,500 paths of 25 kinds."""
+    ends = torch.cartesian_prod(torch.tensor([0, 1]), torch.arange(5), torch.arange(2, 62))
+    graph = ContextGraph.from_triples(ends, 62, 5)
+    found = evidence_of(graph).paths.of_pairs(torch.tensor([[0, 1], [2, 3], [0, 0]]), torch.float64)
+    kinds = torch.cartesian_prod(torch.arange(5), torch.arange(5, 10))
+    assert_close(found.weight.expm1(), torch.tensor([60.0] * 25 + [2.0] * 25 + [60.0] * 25).double())
+    for n, swapped in enumerate((False, True, False)):
+        relation, second = (ids[25 * n : 25 * n + 25] for ids in (found.relation, found.second))
+        expected = kinds.flip(1) if swapped else kinds
+        assert sorted(zip(relation.tolist(), second.tolist(), strict=True)) == sorted(
+            map(tuple, expected.tolist())
+        )
+
+
+def test_entities_are_sought_in_long_lists() -> None:
+    random = np.random.default_rng(0)
+    other = np.sort(random.integers(0, 5000, 2000))
+    for _ in range(300):
+        place, wanted = int(random.integers(0, 1999)), int(random.integers(0, 5001))
+        expected = max(place, int(np.searchsorted(other, wanted)))
+        assert paths._seek(other, place, len(other), wanted) == expected
+
+
+def made(name: str, graph: ContextGraph, **options: Any) -> RelationModel:
+    """A small model in float64 with random values in every parameter."""
+    random = torch.Generator().manual_seed(0)
+    options |= {"layers": 2} if "layers" in MODELS[name].arguments else {}
+    model = MODELS[name].make(
+        graph.num_entities, graph.num_relations, dim=D, dtype=torch.float64, generator=random, **options
+    )
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(generator=random).mul_(0.5)
+    return model.eval()
+
+
+@pytest.mark.parametrize("links", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_and_gradients_are_those_of_dense_algebra(name: str, links: bool) -> None:
+    graph = graph_named("duplicates")
+    pairs = graph.triples[:, ::2]
+    whole, plain = (made(name, graph, links=links, paths=with_them) for with_them in (True, False))
+    plain.load_state_dict(whole.state_dict(), strict=False)
+    tables = [table.detach().requires_grad_() for table in whole.inputs(graph)]
+    kinds = by_hand(graph, pairs).log1p()
+    first, second = (whole.get_parameter(f"paths.of_{part}") for part in ("first", "second"))
+    joined = torch.einsum("bpq,pd,qd->bd", kinds, first, second)
+    expected = plain.relation_scores((tables[0], tables[1]), pairs, plain.evidence(graph, pairs))
+    expected = expected + joined @ tables[1][: graph.num_relations].T
+    actual = whole.relation_scores((tables[0], tables[1]), pairs, whole.evidence(graph, pairs))
+    assert_close(actual, expected)
+    g = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    wanted = [*tables, first, second]
+    gradients = (torch.autograd.grad(scores, wanted, g) for scores in (actual, expected))
+    for got, by_algebra in zip(*gradients, strict=True):
+        assert_close(got, by_algebra)
+
+
+def test_at_first_paths_add_nothing_and_have_a_gradient() -> None:
+    graph = graph_named("hubs")
+    model = MODELS["distmult"].make(graph.num_entities, graph.num_relations, dim=D, paths=True)
+    found = evidence_of(graph).paths.of_pairs(graph.triples[:, ::2], torch.float32)
+    assert model.paths is not None
+    rows = model.paths.of(found)
+    assert not rows.any()
+    (gradient,) = torch.autograd.grad(rows.sum(), [model.paths.of_first])
+    assert (gradient.any(1) == torch.bincount(found.relation, minlength=len(gradient)).bool()).all()
+
+
+@pytest.mark.parametrize("triple", ["single", "loop"])
+def test_no_target_leaks_into_its_own_paths(triple: str) -> None:
+    graph = graph_named("duplicates")
+    triples = graph.triples
+    copies = (triples[:, None] == triples).all(2).sum(1) > 1
+    loops = triples[:, 0] == triples[:, 2]
+    place = (~copies & (loops == (triple == "loop"))).nonzero()[:1, 0]
+    model = made("distmult", graph, profile="score", links=True, paths=True)
+    pair, target = triples[place, ::2], triples[place, 1]
+    left = triples[torch.arange(len(triples)) != place]
+    without = ContextGraph.from_triples(left, graph.num_entities, graph.num_relations)
+    tables = model.entities, model.relations
+    expected = model.relation_scores(tables, pair, model.evidence(without, pair))
+    for numbers in (None, place):
+        evidence = model.evidence(graph, pair, target, numbers)
+        assert_close(model.relation_scores(tables, pair, evidence), expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
+    graph = graph_named("hubs")
+    model = made("distmult", graph, paths=True).float()
+    pairs = graph.triples[:, ::2]
+
+    def gradients() -> tuple[Tensor, ...]:
+        scores = model.relation_scores((model.entities, model.relations), pairs, model.evidence(graph, pairs))
+        return torch.autograd.grad(scores.square().sum(), list(model.parameters()))
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for a, b in zip(gradients(), gradients(), strict=True):
+            assert_bitwise_equal(a, b)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_paths_do_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Experiment.of(dataset="family:60", paths=True, dim=4)
+    with pytest.raises(InputError, match="paths: got True under torchrun, wanted False"):
+        check_sharded(made.config)
+    with pytest.raises(InputError, match="paths: got True for the task 'entity'"):
+        Experiment.of(dataset="family:60", paths=True, dim=4, task="entity")
+    monkeypatch.setattr(experiment, "wants_capture", lambda *_: True)
+    made = Experiment.of(dataset="family:60", paths=True, dim=4, cuda_graph="on")
+    with pytest.raises(InputError, match="cuda_graph: got 'on' with paths"):
+        experiment.check(made.config, made.data)
