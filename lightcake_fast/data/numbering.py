@@ -1,13 +1,13 @@
 """Ids of big files' names by first appearance, without a Python string for every time that a name appears."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightcake_fast.compiled import run_compiled
 from lightcake_fast.data.names import Source
 from lightcake_fast.data.table import Table
 
@@ -47,13 +47,13 @@ class Numbering:
         most = self._count + len(starts)
         if 2 * most > len(self._slots):
             bigger = np.zeros(1 << (3 * most).bit_length(), np.int64)
-            _run(_move, self._slots, bigger)
+            run_compiled(_move, self._slots, bigger)
             self._slots = bigger
         self._bounds = _with_room(self._bounds, most + 1)
         self._blob = _with_room(self._blob, int(self._bounds[self._count]) + len(data) + len(starts) + 1)
         ids = np.empty(len(starts), np.int32)
         known = self._slots, self._bounds, self._blob, self._count
-        self._count = _run(_find_or_add, data, starts, ends, *known, MULTIPLIER, ids)
+        self._count = run_compiled(_find_or_add, data, starts, ends, *known, MULTIPLIER, ids)
         return ids
 
     def names(self) -> tuple[str, ...]:
@@ -68,26 +68,6 @@ def _with_room(array: NDArray[Any], size: int) -> NDArray[Any]:
     bigger = np.zeros(max(size, 2 * len(array)), array.dtype)
     bigger[: len(array)] = array
     return bigger
-
-
-def _run(function: Callable[..., Any], *arguments: Any) -> Any:
-    compiled = _compiler(function)
-    if not compiled.signatures:
-        import numba
-
-        with suppress(OSError):  # there may be no room to keep it for the next process
-            compiled.compile(tuple(map(numba.typeof, arguments)))
-    return compiled(*arguments)
-
-
-@functools.cache
-def _compiler(function: Callable[..., Any]) -> Any:
-    import numba  # a second, of which small data sets have no need
-
-    compiler = numba.njit(nogil=True)(function)
-    with suppress(RuntimeError):  # no folder that can be written to
-        compiler.enable_caching()
-    return compiler
 
 
 def _find_or_add(data, starts, ends, slots, bounds, blob, count, multiplier, ids):  # type: ignore[no-untyped-def]

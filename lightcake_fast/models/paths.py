@@ -1,15 +1,15 @@
 """Paths of two triples that join a pair, counted by their two relations."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from lightcake_fast.compiled import run_compiled
 from lightcake_fast.models.neighbours import bounds_of, sum_rows
 
 Ids = NDArray[np.int64]
@@ -79,9 +79,12 @@ class GraphPaths:
 
     def counted(self, pairs: Tensor) -> "PathCounts":
         """What `of_pairs` weighs, in CPU memory."""
+        from lightcake_fast.models.path_search import count_paths  # Numba, of which other models have no need
+
         heads, tails = (np.ascontiguousarray(ids) for ids in pairs.cpu().numpy().T)
         relations = 2 * self.num_relations
-        kinds, numbers, bounds = _count(heads, tails, self.bounds, self.other, self.relation, relations)
+        graph = self.bounds, self.other, self.relation
+        kinds, numbers, bounds = run_compiled(count_paths, heads, tails, *graph, relations)
         first, second = (torch.from_numpy(ids.astype(np.int32)) for ids in np.divmod(kinds, relations))
         return PathCounts(first, second, torch.from_numpy(numbers), torch.from_numpy(bounds))
 
@@ -117,80 +120,3 @@ class PathCounts(NamedTuple):
     def weighed(self, dtype: torch.dtype) -> PathKinds:
         """With the weights log(1 + c)."""
         return PathKinds(self.relation, self.second, self.number.to(dtype).log1p_(), self.bounds)
-
-
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _count(
-    heads: Ids, tails: Ids, bounds: Ids, other: Ids, relation: Ids, relations: int
-) -> tuple[Ids, NDArray[np.int32], Ids]:
-    """The kinds of paths of each pair in order, first relation x 2R + second, their numbers, and bounds."""
-    ends = np.zeros(len(heads) + 1, np.int64)
-    kinds, numbers = np.empty(2 * len(heads) + 16, np.int64), np.empty(2 * len(heads) + 16, np.int32)
-    found, left = np.empty(1024, np.int64), 0
-    for n in range(len(heads)):
-        size, found = _find(heads[n], tails[n], bounds, other, relation, relations, found)
-        while left + size > len(kinds):
-            kinds, numbers = _doubled(kinds), _doubled(numbers)
-        first = left
-        for kind in np.sort(found[:size]):
-            if left > first and kinds[left - 1] == kind:
-                numbers[left - 1] += 1
-            else:
-                kinds[left], numbers[left] = kind, 1
-                left += 1
-        ends[n + 1] = left
-    return kinds[:left].copy(), numbers[:left].copy(), ends
-
-
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _find(
-    head: int, tail: int, bounds: Ids, other: Ids, relation: Ids, relations: int, found: Ids
-) -> tuple[int, Ids]:
-    """How many paths join a pair, and the kind of each in a buffer: that given, or a longer one."""
-    half, size = relations // 2, 0
-    a, end_a = bounds[head], bounds[head + 1]
-    b, end_b = bounds[tail], bounds[tail + 1]
-    while a < end_a and b < end_b:
-        middle = other[a]
-        if middle < other[b]:
-            a = _seek(other, a, end_a, other[b])
-            continue
-        if other[b] < middle:
-            b = _seek(other, b, end_b, middle)
-            continue
-        start_b = b
-        while b < end_b and other[b] == middle:
-            b += 1
-        while a < end_a and other[a] == middle:
-            while size + b - start_b > len(found):
-                found = _doubled(found)
-            for back in relation[start_b:b]:  # which leads from the tail
-                if middle != head and middle != tail:
-                    found[size] = relation[a] * relations + (back - half if back >= half else back + half)
-                    size += 1
-            a += 1
-    return size, found
-
-
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _doubled(buffer: NDArray[Any]) -> NDArray[Any]:
-    longer = np.empty(2 * len(buffer), buffer.dtype)
-    longer[: len(buffer)] = buffer
-    return longer
-
-
-@numba.njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
-def _seek(other: Ids, place: int, end: int, wanted: int) -> int:
-    """The first place from this one on, below the end, of an entity that is not below the wanted one."""
-    step = 1
-    while place + step < end and other[place + step] < wanted:
-        place += step
-        step *= 2
-    end = min(place + step, end)
-    while place < end:
-        middle = (place + end) // 2
-        if other[middle] < wanted:
-            place = middle + 1
-        else:
-            end = middle
-    return place

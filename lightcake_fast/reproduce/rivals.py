@@ -13,14 +13,20 @@ _WN18RR: Settings = {"profile": "both", "paths": True, "dim": 64, "row_dropout":
 _NELL995: Settings = {"row_dropout": 0.9, "weight_average": 0.99}
 _FB15K_237: Settings = {"paths": True, "epochs": 8, "lr_decay": 0.3}
 
+_WITHOUT_LAYERS: dict[str, Settings] = {
+    "ddb14": {"dim": 128},
+    "wn18rr": {"paths": True, "dim": 64},
+    "nell995": _NELL995,
+    "fb15k-237": {"paths": True, "lr_decay": 0.3, "row_dropout": 0.3},
+}
+
 # What `--preset best` becomes for a rival with the terms: chosen on validation, by model and data set.
 SEARCHED: dict[str, dict[str, Settings]] = {
-    "distmult": {
-        "ddb14": {"dim": 128},
-        "wn18rr": {"paths": True, "dim": 64},
-        "nell995": _NELL995,
-        "fb15k-237": {"paths": True, "lr_decay": 0.3, "row_dropout": 0.3},
-    },
+    "distmult": _WITHOUT_LAYERS,
+    "complex": _WITHOUT_LAYERS,
+    "simple": _WITHOUT_LAYERS,
+    "rotate": _WITHOUT_LAYERS,
+    "transe": _WITHOUT_LAYERS,
     "rgcn": {
         "ddb14": {"row_dropout": 0.3},
         "wn18rr": _WN18RR,

@@ -1,9 +1,9 @@
 """Which rank owns which entity: a partition whose ranks have about equal work and few rows in common."""
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from lightcake_fast.compiled import run_compiled
 from lightcake_fast.errors import InputError
 from lightcake_fast.sharding.shard import Ids, Layout
 
@@ -40,11 +40,10 @@ def owners(triples: Ids, num_entities: int, parts: int, method: str = "greedy") 
     load = np.zeros(parts)
     order = np.argsort(-weight, kind="stable").astype(np.int32)
     for _ in range(PASSES):
-        _place(order, first, neighbour, weight, SLACK * weight.sum() / parts, owner, load)
+        run_compiled(_place, order, first, neighbour, weight, SLACK * weight.sum() / parts, owner, load)
     return owner.astype(np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
 def _place(order, first, neighbour, weight, room, owner, load):  # type: ignore[no-untyped-def]
     """Put each entity where neighbours times the room left are most, else where there is most room."""
     parts = len(load)

@@ -125,6 +125,7 @@ _INPUT_PROFILE: Settings = {"profile": "both", "links": True}
 _ALL_TERMS: Settings = {**_INPUT_PROFILE, "mixing": True}
 _FB15K_237_TERMS: Settings = {**TERMS, "paths": True, "epochs": 8, "lr_decay": 0.3}
 _WN18RR_TERMS: Settings = {**_ALL_TERMS, "paths": True, "dim": 64, "row_dropout": 0.8, "epochs": 8}
+_NELL995_TERMS: Settings = {**TERMS, "row_dropout": 0.8, "weight_average": 0.99}
 BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("family", "distmult"): _ALL_TERMS,
     ("family", "transe"): _INPUT_PROFILE,
@@ -133,15 +134,11 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("wn18rr", "distmult"): {**_WN18RR_TERMS, "lr": 1e-2},
     ("wn18rr", "rotate"): _WN18RR_TERMS,
     ("wn18rr", "transe"): {**_WN18RR_TERMS, "lr_decay": 0.15},
-    ("nell995", "distmult"): {**TERMS, "row_dropout": 0.8, "weight_average": 0.99},
-    ("nell995", "transe"): TERMS,
-    ("nell995", "complex"): TERMS,
-    ("nell995", "simple"): TERMS,
-    ("nell995", "rotate"): TERMS,
+    **{("nell995", score): _NELL995_TERMS for score in ("distmult", "transe", "complex", "simple", "rotate")},
     ("ddb14", "distmult"): {**TERMS, "lr": 1e-2, "row_dropout": 0.3},
     ("ddb14", "transe"): _INPUT_PROFILE,
-    ("ddb14", "complex"): TERMS,
-    ("ddb14", "simple"): TERMS,
+    ("ddb14", "complex"): {**TERMS, "lr": 1e-2, "row_dropout": 0.3},
+    ("ddb14", "simple"): {**TERMS, "row_dropout": 0.3},
     ("ddb14", "rotate"): {**_ALL_TERMS, "row_dropout": 0.3},
 }
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba.core.caching import FunctionCache
 
+from lightcake_fast.compiled import run_compiled
 from lightcake_fast.data import SPLITS, KnowledgeGraph, numbering, read_file, read_folder, table
 from lightcake_fast.data.names import Source
 from lightcake_fast.data.numbering import Numbering, big_tables
@@ -156,6 +157,6 @@ def test_no_place_for_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(FunctionCache, "save_overload", full)
-    assert numbering._run(lambda x: x + 1, 1) == 2
+    assert run_compiled(lambda x: x + 1, 1) == 2
     monkeypatch.undo()
-    assert numbering._run(eval("lambda x: x + 2"), 1) == 3  # of no file, so of no folder to keep it in
+    assert run_compiled(eval("lambda x: x + 2"), 1) == 3  # of no file, so of no folder to keep it in

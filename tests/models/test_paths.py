@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import MODELS, RelationModel, paths
+from lightcake_fast.models import MODELS, RelationModel
 from lightcake_fast.models.evidence import evidence_of, paths_of_triples
+from lightcake_fast.models.path_search import seek
 from lightcake_fast.models.paths import PathKinds
 from lightcake_fast.training import experiment
 from lightcake_fast.training.experiment import Experiment
@@ -95,7 +96,7 @@ def test_entities_are_sought_in_long_lists() -> None:
     for _ in range(300):
         place, wanted = int(random.integers(0, 1999)), int(random.integers(0, 5001))
         expected = max(place, int(np.searchsorted(other, wanted)))
-        assert paths._seek(other, place, len(other), wanted) == expected
+        assert seek(other, place, len(other), wanted) == expected
 
 
 def made(name: str, graph: ContextGraph, **options: Any) -> RelationModel:

@@ -33,6 +33,7 @@ ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba'
 
 # Imports go to the same or a smaller number, never to a larger one.
 LAYERS = {
+    "lightcake_fast.compiled": 0,
     "lightcake_fast.errors": 0,
     "lightcake_fast.files": 0,
     "lightcake_fast.process": 0,
