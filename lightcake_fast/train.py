@@ -131,6 +131,8 @@ def prepared(
         explicit = {name: value for name, value in explicit.items() if name not in options}
         at_hand = at_hand or KnowledgeGraph.from_triples(data, **options)
     explicit = with_partition(explicit)
+    if world is not None and "resume" not in explicit:
+        explicit = {"paths": False, **explicit}  # no process has all paths of a pair: presets go without
     if "resume" in explicit:
         run = _folder(world, lambda: RunFolder.open(Path(explicit["resume"]).expanduser()))
         config = resumed(run.config, explicit).anchored()
@@ -141,8 +143,7 @@ def prepared(
         run = RunFolder.create(config, at_hand.name, data=at_hand if kept else None, kept=kept)
         data, config = at_hand, run.config
     else:
-        # of several processes none has the paths of a pair: presets go without them there
-        config = resolve(explicit if world is None else {"paths": False, **explicit})
+        config = resolve(explicit)
         data = _loaded(config, world)
         config = resolve(explicit, data.num_train).anchored()
         check(config, data)

@@ -86,7 +86,7 @@ def _context_table(context: Context, width: int) -> Table:
 def _terms_table(explanation: Explanation) -> Table:
     table = Table()
     table.add_names("part", 24)
-    table.add_figures("triples", 7)
+    table.add_figures("count", 7)
     table.add_figures("share", 7)
     table.add_figures("p without", 9)
     for term in explanation.terms:

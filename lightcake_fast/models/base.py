@@ -334,10 +334,15 @@ class RelationModel(nn.Module):
         """The rows (B, d) of what joins pairs, whose products with the relations' add to the scores.
 
         None for a model with neither links nor paths; arguments as in ``Evidence``.
+
+        Raises:
+            ValueError: if the model has paths and none are given.
         """
         rows = None if self.links is None else self.links.of(links)
-        if self.paths is None or paths is None:
+        if self.paths is None:
             return rows
+        if paths is None:
+            raise ValueError("paths: got None, wanted those of the pairs for a model that counts them")
         return self.paths.of(paths) if rows is None else rows + self.paths.of(paths)
 
     def pair_scores(self, heads: Tensor, tails: Tensor, relations: Tensor, joined: Tensor | None) -> Tensor:

@@ -303,7 +303,8 @@ class _ProfileProduct(torch.autograd.Function):
 
 
 _FOUND: "WeakKeyDictionary[ContextGraph, GraphEvidence]" = WeakKeyDictionary()
-_PATHS: "WeakKeyDictionary[ContextGraph, PathCounts]" = WeakKeyDictionary()
+# of the distinct pairs of a graph's triples, and which of them is each triple's
+_PATHS: "WeakKeyDictionary[ContextGraph, tuple[PathCounts, Tensor]]" = WeakKeyDictionary()
 
 
 def evidence_of(graph: ContextGraph) -> GraphEvidence:
@@ -324,5 +325,10 @@ def paths_of_triples(graph: ContextGraph, numbers: Tensor, dtype: torch.dtype) -
     """
     if graph not in _PATHS:
         with torch.inference_mode(False):  # they serve training
-            _PATHS[graph] = evidence_of(graph).paths.counted(graph.triples[:, ::2]).to(graph.device)
-    return _PATHS[graph].of(numbers).weighed(dtype)
+            head, _, tail = graph.triples.unbind(1)
+            n = graph.num_entities
+            pairs, pair = torch.unique(head * n + tail, return_inverse=True)
+            counts = evidence_of(graph).paths.counted(torch.stack([pairs // n, pairs % n], 1))
+            _PATHS[graph] = counts.to(graph.device), pair
+    counts, pair = _PATHS[graph]
+    return counts.of(pair.index_select(0, numbers)).weighed(dtype)

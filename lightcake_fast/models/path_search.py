@@ -23,10 +23,10 @@ def count_paths(
         relations: 2R.
 
     Returns:
-        The kinds of each pair in order, first relation x 2R + second; the number of paths of each; and where
-        each pair's kinds begin and end, (B + 1,).
+        The kinds of each pair in order, first relation x 2R + second; the number of paths of each; and how
+        many kinds each pair has, int64 (B,).
     """
-    ends = np.zeros(len(heads) + 1, np.int64)
+    sizes = np.empty(len(heads), np.int64)
     kinds, numbers = np.empty(2 * len(heads) + 16, np.int64), np.empty(2 * len(heads) + 16, np.int32)
     found, left = np.empty(1024, np.int64), 0
     for n in range(len(heads)):
@@ -40,8 +40,8 @@ def count_paths(
             else:
                 kinds[left], numbers[left] = kind, 1
                 left += 1
-        ends[n + 1] = left
-    return kinds[:left].copy(), numbers[:left].copy(), ends
+        sizes[n] = left - first
+    return kinds[:left].copy(), numbers[:left].copy(), sizes
 
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]

@@ -1,5 +1,7 @@
 """Paths of two triples that join a pair, counted by their two relations."""
 
+import bisect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,9 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from lightcake_fast.compiled import run_compiled
+from lightcake_fast.models import blocks
 from lightcake_fast.models.neighbours import bounds_of, sum_rows
 
 Ids = NDArray[np.int64]
+_TOGETHER = 2**14  # pairs between which Ctrl-C is heard
 
 
 class PathKinds(NamedTuple):
@@ -31,7 +35,26 @@ class PathKinds(NamedTuple):
     bounds: Tensor
 
     def times(self, first: Tensor, second: Tensor) -> Tensor:
-        """The weighted sum of the products first[r] ∘ second[s] of each list's kinds (r, s), (B, d)."""
+        """The weighted sum of the products first[r] ∘ second[s] of each list's kinds (r, s), (B, d).
+
+        Rows of more than ``blocks.BLOCK`` numbers are made in blocks of lists, again for the gradient.
+        """
+        size = blocks.block_size(first.shape[1])
+        if len(self.relation) <= size:
+            return self._times(first, second)
+        parts = [blocks.computed_again(part._times, first, second) for part in self._split(size)]
+        return torch.cat(parts)
+
+    def _split(self, size: int) -> Iterator["PathKinds"]:
+        """Blocks of whole lists, with at most so many entries if they have several lists."""
+        bounds, start = self.bounds.tolist(), 0
+        while start + 1 < len(bounds):
+            end = max(start + 1, bisect.bisect_right(bounds, bounds[start] + size) - 1)
+            relation, second, weight = (column[bounds[start] : bounds[end]] for column in self[:3])
+            yield PathKinds(relation, second, weight, self.bounds[start : end + 1] - bounds[start])
+            start = end
+
+    def _times(self, first: Tensor, second: Tensor) -> Tensor:
         rows = functional.embedding(self.relation, first) * functional.embedding(self.second, second)
         return sum_rows(rows, torch.arange(len(rows), device=rows.device), self.bounds, self.weight)
 
@@ -81,10 +104,13 @@ class GraphPaths:
         """What `of_pairs` weighs, in CPU memory."""
         from lightcake_fast.models.path_search import count_paths  # Numba, of which other models have no need
 
-        heads, tails = (np.ascontiguousarray(ids) for ids in pairs.cpu().numpy().T)
-        relations = 2 * self.num_relations
-        graph = self.bounds, self.other, self.relation
-        kinds, numbers, bounds = run_compiled(count_paths, heads, tails, *graph, relations)
+        graph, relations = (self.bounds, self.other, self.relation), 2 * self.num_relations
+        parts = []
+        for some in torch.split(pairs.cpu(), _TOGETHER):
+            heads, tails = (ids.contiguous().numpy() for ids in some.unbind(1))
+            parts.append(run_compiled(count_paths, heads, tails, *graph, relations))
+        kinds, numbers, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        bounds = np.concatenate([[0], sizes.cumsum()])
         first, second = (torch.from_numpy(ids.astype(np.int32)) for ids in np.divmod(kinds, relations))
         return PathCounts(first, second, torch.from_numpy(numbers), torch.from_numpy(bounds))
 

@@ -40,11 +40,11 @@ DESCRIPTION = "Train what the paper's tables and figures show, and write them as
 EPILOG = """\
 targets:
   table1      statistics of the data sets
-  table2      every model on every data set, without profile, links and mixing
+  table2      every model on every data set, without profile, links, paths and mixing
   rivals      all with these terms: LightCAKE, scores without layers, R-GCN, CompGCN-like, A2N-like
   ablation    LightCAKE without context, with either, with both; without each of these terms
   layers      LightCAKE with 1 to 5 layers
-  efficiency  DistMult, R-GCN and LightCAKE: contexts, size, parameters, speed, memory
+  efficiency  LightCAKE by score, R-GCN and no layers: contexts, size, steps timed anew, memory
   speed       LightCAKE, R-GCN and the plain score: validation MRR by seconds of training
   options     each option beyond the paper switched off alone
   entities    DistMult, ComplEx and RotatE for --task entity, without context and with it
@@ -83,7 +83,7 @@ def make_parser() -> cli.ArgumentParser:
     parser.add_argument(
         "--finished",
         action="store_true",
-        help="train nothing: rows of the seeds that are there, without rows that lack a data set",
+        help="train no run: rows of the seeds that are there, without rows that lack a data set",
     )
     parser.add_argument("--quick", action="store_true", help="a small generated graph, few epochs")
     return parser

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class Outcome:
         folder: Where it lies.
         results: The content of its `results.json`.
         peak_bytes: Largest resident memory of its process; None where the system does not tell.
+        data_dir: Where its data set lies, if that was given; None for where the run had it.
         history: After each epoch the seconds of training so far, without validation, and the validation MRR.
     """
 
@@ -41,6 +42,7 @@ class Outcome:
     results: dict[str, Any]
     peak_bytes: int | None
     history: tuple[tuple[float, float], ...] = ()
+    data_dir: str | None = None
 
 
 def folder_of(config: TrainingConfig, runs: Path) -> Path:
@@ -100,7 +102,7 @@ def run(settings: Mapping[str, Any], folder: Path, *, silent: bool = False) -> O
         if code:
             raise InputError(f"{folder}: the training failed, with exit code {code}")
         (folder / PEAK).write_text(json.dumps(peak))
-    return read(folder)
+    return replace(read(folder), data_dir=settings.get("data_dir"))
 
 
 def read(folder: Path) -> Outcome:

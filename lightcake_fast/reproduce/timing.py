@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,14 +28,18 @@ class Timing(NamedTuple):
     layer_seconds: float | None
 
 
-def time_training(folder: Path) -> Timing:
-    """Time a new model of a run's settings, on the device and the threads of this process.
+def time_training(folder: Path, data_dir: str | None = None) -> Timing:
+    """Time a new model of a run's settings, on the run's device and the threads of this process.
+
+    Args:
+        folder: The run folder.
+        data_dir: As in `load_dataset`; None takes the run's.
 
     Raises:
         InputError: The run folder or its data set is missing or damaged.
     """
     run = RunFolder.open(folder)
-    config = run.config
+    config = replace(run.config, data_dir=data_dir or run.config.data_dir)
     experiment = Experiment(config, run.load_dataset(config))
     batch = experiment.epoch(0)[0]
     with flushed_denormals():

@@ -416,7 +416,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         models = ", ".join(takers(field.name))
         text = (f"{models}: {flag.help}" if models else flag.help).replace("%", "%%")
         if kind == "bool":
-            action = "store_true" if field.default is False else argparse.BooleanOptionalAction
+            # what a model has, a preset may switch on
+            switch = field.default is False and flag.group != "model"
+            action = "store_true" if switch else argparse.BooleanOptionalAction
             groups[flag.group].add_argument(name, action=action, default=argparse.SUPPRESS, help=text)
         else:
             groups[flag.group].add_argument(

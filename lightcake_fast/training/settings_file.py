@@ -1,12 +1,13 @@
 """Settings from a file: TOML, or the configuration that a run saved."""
 
 import sys
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 from lightcake_fast.errors import InputError, did_you_mean
 from lightcake_fast.files import parse_json
-from lightcake_fast.training.config import fields
+from lightcake_fast.training.config import complete, fields
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,4 +33,6 @@ def read_settings(path: Path) -> dict[str, Any]:
     for name in values:
         if name not in known:
             raise InputError(f"{path}: there is no setting {name!r}{did_you_mean(name, known)}")
+    if path.suffix == ".json" and all(f.name in values for f, _, _ in fields() if f.default is MISSING):
+        return {name: value for name, value in complete(values).items() if name in known}  # of an older run
     return values

@@ -40,6 +40,7 @@ from lightcake_fast.reproduce.tables import (
 from lightcake_fast.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison, with_curves
 from lightcake_fast.reproduce.timing import time_training
 from lightcake_fast.train import main as train
+from lightcake_fast.train import make_parser
 from lightcake_fast.training.presets import BEST
 from lightcake_fast.training.runtime import device_name
 
@@ -109,10 +110,19 @@ def test_table_2_goes_without_the_terms_and_the_rivals_with_them() -> None:
         assert configuration(row, "wn18rr", 0, flags).saved().items() >= flags.items()
 
 
+def test_the_settings_of_every_row_are_flags_of_training() -> None:
+    for name, experiment in experiments("distmult").items():
+        for row in experiment.rows:
+            for dataset in ("wn18rr", "nell995"):
+                settings = run_settings(row, dataset, 0, {"preset": "best"})
+                given = vars(make_parser().parse_args(list(runs._flags(settings))))
+                assert given.items() >= settings.items(), (name, row.label)
+
+
 def test_every_rival_is_there_with_its_own_settings() -> None:
     rows = {row.label: row for row in experiments("distmult")["rivals"].rows}
     assert list(rows) == [
-        *(f"{kind}{score}" for kind in ("LightCAKE-", "counts and links, ") for score in
+        *(f"{kind}{score}" for kind in ("LightCAKE-", "no layers, ") for score in
           ("DistMult", "TransE", "ComplEx", "SimplE", "RotatE")), "R-GCN", "CompGCN-like", "A2N-like",
     ]  # fmt: skip
     assert all(row.without is None or row.without in rows for row in rows.values())
@@ -325,13 +335,13 @@ def test_efficiency_tells_sizes_and_times(tmp_path: Path) -> None:
     # N (60 entities) d + R (19) d + R + 2 d, profile and links; LightCAKE has rows for the inverses
     entities, relations, dim = 60, 19, 4
     shared = entities * dim + relations + 2 * dim + 3 * 2 * relations * dim + 2 * dim
-    assert sizes["counts and links, DistMult"]["parameters"] == str(shared + relations * dim)
+    assert sizes["no layers, DistMult"]["parameters"] == str(shared + relations * dim)
     # its profile at the input, and the matrices of two layers and tables
     own = 2 * relations * dim + 4 * dim**2
     assert sizes["LightCAKE-DistMult"]["parameters"] == str(shared + 2 * relations * dim + own)
     assert all(int(row["peak_bytes"]) > 50e6 for row in sizes.values())
     assert {name for name, row in sizes.items() if row["layer_seconds"]} == sizes.keys() - {
-        "counts and links, DistMult"
+        "no layers, DistMult"
     }
     assert {"LightCAKE-ComplEx", "LightCAKE-SimplE", "LightCAKE-RotatE", "R-GCN"} < sizes.keys()
 

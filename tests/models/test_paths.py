@@ -1,5 +1,6 @@
 """Paths of two triples: their kinds against a search by hand, their term against dense algebra, no leak."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +10,13 @@ from torch import Tensor
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import MODELS, RelationModel
+from lightcake_fast.models import MODELS, RelationModel, blocks
 from lightcake_fast.models.evidence import evidence_of, paths_of_triples
 from lightcake_fast.models.path_search import seek
 from lightcake_fast.models.paths import PathKinds
-from lightcake_fast.training import experiment
+from lightcake_fast.sharding.world import World
+from lightcake_fast.train import prepared
+from lightcake_fast.training import experiment, presets
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.sharded import check_sharded
 from tests.support.comparison import assert_bitwise_equal, assert_close
@@ -114,7 +117,11 @@ def made(name: str, graph: ContextGraph, **options: Any) -> RelationModel:
 
 @pytest.mark.parametrize("links", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_scores_and_gradients_are_those_of_dense_algebra(name: str, links: bool) -> None:
+def test_scores_and_gradients_are_those_of_dense_algebra(
+    name: str, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if links:
+        monkeypatch.setattr(blocks, "BLOCK", 5 * D)  # five kinds at once; some pairs have more
     graph = graph_named("duplicates")
     pairs = graph.triples[:, ::2]
     whole, plain = (made(name, graph, links=links, paths=with_them) for with_them in (True, False))
@@ -163,6 +170,14 @@ def test_no_target_leaks_into_its_own_paths(triple: str) -> None:
         assert_close(model.relation_scores(tables, pair, evidence), expected)
 
 
+def test_a_model_that_counts_paths_wants_them() -> None:
+    graph = graph_named("degrees")
+    model = made("distmult", graph, links=True, paths=True)
+    links = evidence_of(graph).of_pairs(graph.triples[:, ::2], torch.float64).links
+    with pytest.raises(ValueError, match="paths: got None"):
+        model.joined(links)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
     graph = graph_named("hubs")
@@ -192,3 +207,15 @@ def test_what_paths_do_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Experiment.of(dataset="family:60", paths=True, dim=4, cuda_graph="on")
     with pytest.raises(InputError, match="cuda_graph: got 'on' with paths"):
         experiment.check(made.config, made.data)
+
+
+def test_presets_go_without_paths_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(presets.BEST_TERMS, ("family", "distmult"), {**presets.TERMS, "paths": True})
+    flags: dict[str, Any] = {"dataset": "family:60", "dim": 4, "out": str(tmp_path / "one")}
+    assert prepared(None, flags)[0].paths
+    config, _, run = prepared(None, flags | {"out": str(tmp_path / "several")}, world=World())
+    assert not config.paths
+    assert not run.config.paths
+    with pytest.raises(InputError, match="paths: got True under torchrun"):
+        prepared(None, flags | {"out": str(tmp_path / "third"), "paths": True}, world=World())
+    assert not (tmp_path / "third").exists()

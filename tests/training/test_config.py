@@ -2,6 +2,7 @@ import argparse
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from lightcake_fast.models import MODELS, ModelSpec
 from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fields, resumed
 from lightcake_fast.training.experiment import build_model
 from lightcake_fast.training.presets import BEST, BEST_TERMS, OWN_DATA, PAPER, TERMS, preset_title, resolve
+from lightcake_fast.training.settings_file import read_settings
 
 FIXED_ON_RESUME = [
     "preset",
@@ -71,7 +73,7 @@ def test_a_score_without_a_row_has_distmults(dataset: str) -> None:
 def test_scores_with_a_row_of_their_own() -> None:
     assert resolve({"dataset": "ddb14", "score": "simple"}).lr == 1e-2
     rotate = resolve({"dataset": "nell995", "score": "rotate"})
-    assert (rotate.lr, rotate.row_dropout, rotate.profile, rotate.links) == (1e-2, 0.1, "score", True)
+    assert (rotate.lr, rotate.row_dropout, rotate.profile, rotate.links) == (1e-2, 0.8, "score", True)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "lightcake"])
@@ -283,3 +285,12 @@ def test_paths_become_absolute_and_names_stay(tmp_path: Any, monkeypatch: pytest
     assert config.data_dir == str(tmp_path / "data")
     assert resolve({"dataset": "WN18RR"}).anchored().dataset == "WN18RR"
     assert resolve({"dataset": "family:50"}).anchored().dataset == "family:50"
+
+
+def test_a_configuration_that_an_older_version_saved_trains_as_it_did(tmp_path: Path) -> None:
+    config = resolve({"dataset": "wn18rr", "paths": False, "weight_average": 0.0})
+    older = {name: v for name, v in config.saved().items() if name not in ("paths", "weight_average")}
+    (tmp_path / "config.json").write_text(json.dumps(older))
+    assert resolve(read_settings(tmp_path / "config.json")) == config
+    (tmp_path / "few.json").write_text(json.dumps({"dataset": "wn18rr"}))
+    assert resolve(read_settings(tmp_path / "few.json")).paths
