@@ -172,20 +172,20 @@ class Explainer:
     def _term(self, of: str, evidence: Evidence, rows: Weighed | PathKinds, top: int) -> Iterator[Term]:
         """A part of the evidence as a whole, and its relations of the largest share."""
 
-        def without(left: Weighed | PathKinds) -> _Change:
-            changed: dict[str, Any] = {of: left}
+        def without(entries: int | slice) -> _Change:
+            changed: dict[str, Any] = {of: _lighter(rows, entries)}
             return self._change(self._scores(None, evidence._replace(**changed)))
 
         counts = (rows.weight if of == "links" else rows.weight.double().expm1()).round().long().tolist()
         second = rows.second.tolist() if isinstance(rows, PathKinds) else [None] * len(counts)
         entries = [
-            Term(PARTS[of], *self._named(relation), count, *without(rows.without(place)), *self._named(then))
+            Term(PARTS[of], *self._named(relation), count, *without(place), *self._named(then))
             for place, (relation, count, then) in enumerate(
                 zip(rows.relation.tolist(), counts, second, strict=True)
             )
             if count  # the others fill the list up
         ]
-        whole = without(rows._replace(weight=torch.zeros_like(rows.weight)))
+        whole = without(slice(None))
         yield Term(PARTS[of], None, False, sum(counts), *whole)
         yield from sorted(entries, key=lambda entry: -abs(entry.share))[:top]
 
@@ -195,6 +195,13 @@ class Explainer:
             return None, False
         inverse, raw = divmod(relation, self._experiment.data.num_relations)
         return self._experiment.data.relations[raw], bool(inverse)
+
+
+def _lighter(rows: Weighed | PathKinds, entries: int | slice) -> Weighed | PathKinds:
+    """The same with entries that weigh nothing."""
+    weight = rows.weight.clone()
+    weight[entries] = 0
+    return rows._replace(weight=weight)
 
 
 def _is_layered(model: RelationModel) -> TypeGuard[LightCAKE]:

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models.neighbours import bounds_of, sum_rows
+from lightcake_fast.models.neighbours import bounds_of, entries_of, sum_rows
 from lightcake_fast.models.paths import GraphPaths, PathCounts, PathKinds
 
 _PIECE = 512  # entries of a relation that are summed one after another
@@ -37,11 +37,6 @@ class Weighed(NamedTuple):
             return sum_rows(table, self.relation, self.bounds, self.weight)
         sums: Tensor = _ListProduct.apply(table, *self)  # type: ignore[no-untyped-call]
         return sums
-
-    def without(self, entry: int) -> "Weighed":
-        """The same with an entry that weighs nothing."""
-        kept = torch.arange(len(self.weight), device=self.weight.device) != entry
-        return self._replace(weight=self.weight * kept)
 
 
 class _ListProduct(torch.autograd.Function):
@@ -116,13 +111,9 @@ class RelationLists:
             True for entries that only fill up, None where there are none.
         """
         first, length = self.first.index_select(0, chosen), self.length.index_select(0, chosen)
-        rows = torch.arange(len(chosen), device=chosen.device)
         if chosen.device.type == "cpu":
-            bounds = functional.pad(length.cumsum(0), (1, 0))
-            row = rows.repeat_interleave(length)
-            place = (first - bounds[:-1]).index_select(0, row) + torch.arange(len(row))
-            return place, row, bounds, None
-        return self.filled_up(first, length, rows)
+            return *entries_of(first, length), None
+        return self.filled_up(first, length, torch.arange(len(chosen), device=chosen.device))
 
     def filled_up(self, first: Tensor, length: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """``entries`` for a GPU, of lists with these first entries and lengths, numbered ``rows``."""

@@ -203,3 +203,19 @@ def _sorted(graph: ContextGraph) -> Neighbours:
 def bounds_of(ids: Tensor, count: int) -> Tensor:
     """Where each of ``count`` ids begins and ends in a sorted list of them, (count + 1,)."""
     return functional.pad(torch.bincount(ids, minlength=count).cumsum(0), (1, 0))
+
+
+def entries_of(first: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The places of the entries of B lists, int64 (K,), one list after another.
+
+    Args:
+        first: int64 (B,), the place of each list's first entry.
+        length: int64 (B,), its entries.
+
+    Returns:
+        The places; the number of each entry's list, int64 (K,); and the bounds of the lists, (B + 1,).
+    """
+    bounds = functional.pad(length.cumsum(0), (1, 0))
+    row = torch.arange(len(length), device=length.device).repeat_interleave(length)
+    place = (first - bounds[:-1]).index_select(0, row) + torch.arange(len(row), device=row.device)
+    return place, row, bounds

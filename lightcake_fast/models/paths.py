@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from lightcake_fast.compiled import run_compiled
 from lightcake_fast.models import blocks
-from lightcake_fast.models.neighbours import bounds_of, sum_rows
+from lightcake_fast.models.neighbours import bounds_of, entries_of, sum_rows
 
 Ids = NDArray[np.int64]
 _TOGETHER = 2**14  # pairs between which Ctrl-C is heard
@@ -57,11 +57,6 @@ class PathKinds(NamedTuple):
     def _times(self, first: Tensor, second: Tensor) -> Tensor:
         rows = functional.embedding(self.relation, first) * functional.embedding(self.second, second)
         return sum_rows(rows, torch.arange(len(rows), device=rows.device), self.bounds, self.weight)
-
-    def without(self, entry: int) -> "PathKinds":
-        """The same with an entry that weighs nothing."""
-        kept = torch.arange(len(self.weight), device=self.weight.device) != entry
-        return self._replace(weight=self.weight * kept)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,9 +132,7 @@ class PathCounts(NamedTuple):
     def of(self, lists: Tensor) -> "PathCounts":
         """The lists with these numbers, int64 (B,)."""
         start, end = (self.bounds.index_select(0, lists + side) for side in (0, 1))
-        bounds = functional.pad((end - start).cumsum(0), (1, 0))
-        place = (start - bounds[:-1]).repeat_interleave(end - start)
-        place += torch.arange(len(place), device=place.device)
+        place, _, bounds = entries_of(start, end - start)
         relation, second, number = (column.index_select(0, place) for column in self[:3])
         return PathCounts(relation, second, number, bounds)
 

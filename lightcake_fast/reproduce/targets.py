@@ -38,7 +38,7 @@ SPEED_NOTE = (
     "Means over seeds. Seconds are those of training alone, validation not counted; an MRR is reached at the "
     "end of an epoch, the first row's is the lowest of its seeds' highest. All have the same terms."
 )
-# Entity contexts, relation contexts, numbers kept. Source: LightCAKE, PAKDD 2021, section 4.
+# By model: entity contexts, relation contexts, numbers kept. Source: LightCAKE, PAKDD 2021, section 4.
 COMPLEXITY = {
     "distmult": ("no", "no", "N d + R d"),
     "rgcn": ("yes", "no", "N d + R d + L (d² + B d² + 2 R B)"),
@@ -171,7 +171,7 @@ def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finish
                 [
                     name,
                     row.label,
-                    *_complexity(row),
+                    *COMPLEXITY[str(row.settings["model"])],
                     f"{parameters:,}",
                     f"{mrr:.4f}",
                     f"{theirs.mrr:.3f}" if theirs else "",
@@ -202,11 +202,6 @@ def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finish
         "without layers train many more triples a second."
     )
     return Table(experiment.title, head, rows, [note], records)
-
-
-def _complexity(row: Row) -> tuple[str, str, str]:
-    """Which contexts a model has, and how many numbers it keeps: by the paper's section 4."""
-    return COMPLEXITY[str(row.settings["model"])]
 
 
 def rivals(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:

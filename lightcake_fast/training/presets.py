@@ -123,6 +123,7 @@ OWN_DATA: Settings = _best(
 TERMS: Settings = {"profile": "score", "links": True}
 _INPUT_PROFILE: Settings = {"profile": "both", "links": True}
 _ALL_TERMS: Settings = {**_INPUT_PROFILE, "mixing": True}
+_DDB14_TERMS: Settings = {**TERMS, "lr": 1e-2, "row_dropout": 0.3}
 _FB15K_237_TERMS: Settings = {**TERMS, "paths": True, "epochs": 8, "lr_decay": 0.3}
 _WN18RR_TERMS: Settings = {**_ALL_TERMS, "paths": True, "dim": 64, "row_dropout": 0.8, "epochs": 8}
 _NELL995_TERMS: Settings = {**TERMS, "row_dropout": 0.8, "weight_average": 0.99}
@@ -135,10 +136,10 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("wn18rr", "rotate"): _WN18RR_TERMS,
     ("wn18rr", "transe"): {**_WN18RR_TERMS, "lr_decay": 0.15},
     **{("nell995", score): _NELL995_TERMS for score in ("distmult", "transe", "complex", "simple", "rotate")},
-    ("ddb14", "distmult"): {**TERMS, "lr": 1e-2, "row_dropout": 0.3},
+    ("ddb14", "distmult"): _DDB14_TERMS,
     ("ddb14", "transe"): _INPUT_PROFILE,
-    ("ddb14", "complex"): {**TERMS, "lr": 1e-2, "row_dropout": 0.3},
-    ("ddb14", "simple"): {**TERMS, "row_dropout": 0.3},
+    ("ddb14", "complex"): _DDB14_TERMS,
+    ("ddb14", "simple"): _DDB14_TERMS,
     ("ddb14", "rotate"): {**_ALL_TERMS, "row_dropout": 0.3},
 }
 
@@ -170,13 +171,8 @@ BEST_ENTITY: dict[str, Settings] = {
     "wn18rr": {**_ENTITY, "lr": 1e-2},
 }
 _SETTINGS_OF = {"transh": "transe"}  # scores with the settings of another, none of their own being searched
-ONLY_RELATIONS = (
-    "relation_bias",
-    "unseen_rate",
-    "profile",
-    "links",
-    "paths",
-)  # settings of `--task relation` alone
+# of `--task relation` alone
+ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links", "paths")
 
 
 def own_data(triples: int) -> Settings:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import MODELS, RelationModel, blocks
+from lightcake_fast.models import MODELS, blocks
 from lightcake_fast.models.evidence import evidence_of, paths_of_triples
 from lightcake_fast.models.path_search import seek
 from lightcake_fast.models.paths import PathKinds
@@ -19,14 +19,9 @@ from lightcake_fast.train import prepared
 from lightcake_fast.training import experiment, presets
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.sharded import check_sharded
-from tests.support.comparison import assert_bitwise_equal, assert_close
-from tests.support.graphs import CPU_GRAPHS, layer_inputs
-
-D = 6
-
-
-def graph_named(name: str) -> ContextGraph:
-    return layer_inputs(name, 1, torch.float64)[2]
+from tests.support.comparison import assert_close, assert_same_bits
+from tests.support.graphs import CPU_GRAPHS
+from tests.support.models import D, graph_named, made
 
 
 def all_pairs(graph: ContextGraph) -> Tensor:
@@ -102,19 +97,6 @@ def test_entities_are_sought_in_long_lists() -> None:
         assert seek(other, place, len(other), wanted) == expected
 
 
-def made(name: str, graph: ContextGraph, **options: Any) -> RelationModel:
-    """A small model in float64 with random values in every parameter."""
-    random = torch.Generator().manual_seed(0)
-    options |= {"layers": 2} if "layers" in MODELS[name].arguments else {}
-    model = MODELS[name].make(
-        graph.num_entities, graph.num_relations, dim=D, dtype=torch.float64, generator=random, **options
-    )
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(generator=random).mul_(0.5)
-    return model.eval()
-
-
 @pytest.mark.parametrize("links", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_scores_and_gradients_are_those_of_dense_algebra(
@@ -188,13 +170,7 @@ def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
         scores = model.relation_scores((model.entities, model.relations), pairs, model.evidence(graph, pairs))
         return torch.autograd.grad(scores.square().sum(), list(model.parameters()))
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        for a, b in zip(gradients(), gradients(), strict=True):
-            assert_bitwise_equal(a, b)
-    finally:
-        torch.set_num_threads(before)
+    assert_same_bits(gradients, threads)
 
 
 def test_what_paths_do_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,10 @@ from lightcake_fast.models import MODELS, LightCAKE, RelationModel, evidence
 from lightcake_fast.models.evidence import GraphEvidence, RelationLists, Weighed, evidence_of
 from lightcake_fast.models.scorers import of_modulus_one
 from lightcake_fast.ops import context_layer
-from tests.support.comparison import assert_bitwise_equal, assert_close
+from tests.support.comparison import assert_close, assert_same_bits
 from tests.support.graphs import CONTEXTS, CPU_GRAPHS, SCORES, layer_inputs
+from tests.support.models import D, graph_named, made
 
-D = 6
 CONTEXTUAL = ("lightcake", "rgcn", "compgcn", "a2n")
 SIDES = ("head", "tail", "links")
 
@@ -30,25 +30,6 @@ def filled_up(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             return lists.filled_up(lists.first[chosen], lists.length[chosen], rows)
 
         monkeypatch.setattr(RelationLists, "entries", entries)
-
-
-def graph_named(name: str) -> ContextGraph:
-    return layer_inputs(name, 1, torch.float64)[2]
-
-
-def made(name: str, graph: ContextGraph, **options: Any) -> RelationModel:
-    """A small model in float64 with random values in every parameter."""
-    settings: dict[str, Any] = {
-        "dim": D,
-        "dtype": torch.float64,
-        "generator": torch.Generator().manual_seed(0),
-    }
-    settings |= {"layers": 2} if "layers" in MODELS[name].arguments else {}
-    model = MODELS[name].make(graph.num_entities, graph.num_relations, **settings | options).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(generator=settings["generator"]).mul_(0.5)
-    return model
 
 
 def known(graph: ContextGraph) -> set[tuple[int, int, int]]:
@@ -236,13 +217,7 @@ def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
         weights = [w for name, w in model.named_parameters() if "profile" in name or "links" in name]
         return torch.autograd.grad(functional.cross_entropy(scores, targets), weights)
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
-        for a, b in zip(gradients(), gradients(), strict=True):
-            assert_bitwise_equal(a, b)
-    finally:
-        torch.set_num_threads(before)
+    assert_same_bits(gradients, threads)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

@@ -1,5 +1,6 @@
 """One comparison for every test: one table of tolerances, errors told against a float64 expectation."""
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -79,3 +80,14 @@ def assert_as_precise_as(
         f"{name}, {actual.dtype}: {int(over.sum())} of {over.numel()} values err by more than twice the "
         f"plain {low_precision.dtype} result; largest excess {(error - allowed)[over].max().item():.3g}"
     )
+
+
+def assert_same_bits(compute: Callable[[], Iterable[torch.Tensor]], threads: int) -> None:
+    """Assert that two calls on so many of PyTorch's threads give the same bits."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for a, b in zip(compute(), compute(), strict=True):
+            assert_bitwise_equal(a, b)
+    finally:
+        torch.set_num_threads(before)
