@@ -25,7 +25,7 @@ from lightcake_fast.train import prepared
 from lightcake_fast.training.config import add_flags, fields
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import train_to_end
-from lightcake_fast.training.presets import ONLY_RELATIONS, resolve
+from lightcake_fast.training.presets import beyond, resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.runtime import flushed_denormals, mixed_seed
 from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, points, suggested
@@ -43,6 +43,7 @@ VARY: dict[str, Values] = {
     "input_dropout": (0.0, 0.6),
     "row_dropout": (0.0, 0.8),
     "unseen_rate": (0.0, 0.3),
+    "n3": (1e-3, 2e-1),
 }
 STUDY, BEST = "study.journal", "best.json"
 DESCRIPTION = "Search settings by the best validation MRR of their runs; the test split is not looked at."
@@ -112,8 +113,8 @@ def _search(
     if vary is None:
         model = settings.get("model", "lightcake")
         vary = {name: values for name, values in VARY.items() if model in (takers(name) or [model])}
-        if settings.get("task") == "entity":
-            vary = {name: values for name, values in vary.items() if name not in ONLY_RELATIONS}
+        others = beyond(settings.get("task", "relation"))
+        vary = {name: values for name, values in vary.items() if name not in others}
     if sampler not in SAMPLERS:
         raise InputError(f"sampler: got {sampler!r}, wanted one of {', '.join(SAMPLERS)}")
     if trials is not None and trials < 1:
@@ -297,7 +298,8 @@ def make_parser() -> cli.ArgumentParser:
         "--vary",
         nargs="+",
         metavar="NAME=VALUES",
-        help="settings to try, NAME=A,B,C or NAME=LOW..HIGH (default: width, layers, step size, l2, dropout)",
+        help="settings to try, NAME=A,B,C or NAME=LOW..HIGH (default: width, layers, step size, l2, dropout, "
+        "N3 where entities are ranked)",
     )
     own.add_argument(
         "--trials", type=int, metavar="N", help=f"trials in all (default: {TRIALS}, or the grid)"

@@ -209,6 +209,21 @@ _DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+_COMPLEX = ("complex", "rotate")  # rows of complex numbers: real parts, then imaginary parts
+
+
+def cubed_moduli(score: str | None, rows: Tensor) -> Tensor:
+    """The cubes of the moduli (B, n) in rows (B, d): of d/2 complex numbers, or of d reals.
+
+    Source: the nuclear 3-norm of Lacroix et al., ICML 2018, arXiv 1806.07297.
+    """
+    if score not in _COMPLEX:
+        return rows.abs().pow(3)
+    real, imaginary = rows.chunk(2, 1)
+    squared = real.square() + imaginary.square()
+    return squared * squared.clamp_min(torch.finfo(rows.dtype).tiny).sqrt()
+
+
 def ask(score: str, heads: Tensor, relations: Tensor, entities: Tensor) -> Questions:
     """The questions (h, r, ?) under a score.
 

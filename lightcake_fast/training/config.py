@@ -240,6 +240,14 @@ class TrainingConfig:
         at_least=0,
         metavar="C",
     )
+    negatives: int = _flag(
+        "where entities are ranked: a step compares its answers with the entities of its own triples and so "
+        "many drawn at random; 0 with all entities (default: 0)",
+        "optimisation",
+        0,
+        at_least=0,
+        metavar="K",
+    )
     weight_average: float = _flag(
         "rank and keep a running average of the weights, of which a step keeps this share (default: 0, the "
         "weights themselves)",
@@ -268,6 +276,14 @@ class TrainingConfig:
         at_least=0,
         below=1,
         metavar="P",
+    )
+    n3: float = _flag(
+        "where entities are ranked: c adds c times the cubes of the moduli in the refined rows of head, "
+        "relation and tail, a mean over triples (default: 0)",
+        "regularisation",
+        0.0,
+        at_least=0,
+        metavar="C",
     )
     input_dropout: float = _flag(
         "share of the values of the tables dropped before the first layer",

@@ -4,9 +4,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RelationModel
+from lightcake_fast.models.entity_scores import cubed_moduli
 from lightcake_fast.training.average import WeightAverage
 from lightcake_fast.training.config import TrainingConfig
 
@@ -95,10 +97,39 @@ class EntityStep(TrainingStep):
 
     weight = 0.5  # a training triple asks twice
 
+    def __init__(
+        self,
+        model: RelationModel,
+        graph: ContextGraph,
+        config: TrainingConfig,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__(model, graph, config, generator)
+        self._negatives, self._n3 = config.negatives, config.n3
+
     def _loss(self, batch: Tensor) -> Tensor:
-        refined = self._refined(batch % self._graph.num_triples)
         heads, relations, answers = (ids.index_select(0, batch) for ids in self._graph.context_triples)
+        compared = self._compared(heads, answers)
+        refined = self._refined(batch % self._graph.num_triples, compared)
+        if compared is not None:
+            heads, answers = torch.searchsorted(compared, heads), torch.searchsorted(compared, answers)
         kinds = 2 * self._graph.num_relations
         keys, question = torch.unique(heads * kinds + relations, return_inverse=True)
         questions = torch.stack([keys // kinds, keys % kinds], 1)
-        return self._model.entity_loss(refined, questions, answers, question, self._label_smoothing)
+        loss = self._model.entity_loss(refined, questions, answers, question, self._label_smoothing)
+        if not self._n3:
+            return loss
+        rows = zip((heads, relations, answers), (refined[0], refined[1], refined[0]), strict=True)
+        gathered = torch.cat([functional.embedding(ids, table) for ids, table in rows])
+        return loss + self._n3 / len(batch) * cubed_moduli(self._model.entity_score, gathered).sum()
+
+    def _compared(self, heads: Tensor, answers: Tensor) -> Tensor | None:
+        """The entities among which the answers are sought, int64 (M,), ascending; None for all."""
+        entities = self._graph.num_entities
+        if not self._negatives:
+            return None
+        drawn = torch.randint(
+            entities, (self._negatives,), generator=self._generator, device=self._graph.device
+        )
+        compared: Tensor = torch.unique(torch.cat([heads, answers, drawn]))
+        return compared

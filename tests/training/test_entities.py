@@ -16,6 +16,7 @@ from lightcake_fast.data import KnowledgeGraph, family
 from lightcake_fast.errors import InputError
 from lightcake_fast.metrics import RankMetrics
 from lightcake_fast.models import MODELS, LightCAKE
+from lightcake_fast.scores import score_named
 from lightcake_fast.train import main
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
@@ -76,15 +77,66 @@ def test_a_step_descends_the_loss_of_its_questions(
     assert_close(step.loss_sum, 3 * loss.detach().double(), dtype=torch.float32)
 
 
+@pytest.mark.parametrize("score", ["distmult", "complex", "rotate"])
+@pytest.mark.parametrize("negatives", [0, 7])
+def test_a_step_descends_n3_and_the_loss_of_a_sample(
+    data: KnowledgeGraph, score: str, negatives: int
+) -> None:
+    """N3, and answers sought among a sample: the gradients of the plain formula."""
+    plain = {"input_dropout": 0.0, "l2": 0.0, "label_smoothing": 0.0, "layers": 2, "context": "entity"}
+    made = experiment(data, score=score, n3=0.3, negatives=negatives, **plain)
+    model, graph, step = made.model, made.graph, made.step
+    T, N = graph.num_triples, graph.num_entities
+    batch = torch.tensor([3, 0, 17, T + 3, T + 41, 0 + T])
+    mask = torch.zeros(T, dtype=torch.bool)
+    mask[batch % T] = True
+    h, r, t = (ids[batch] for ids in graph.context_triples)
+    among = torch.arange(N)
+    if negatives:
+        again = torch.Generator().manual_seed(0)
+        again.set_state(made.generator.get_state())
+        among = torch.unique(torch.cat([h, t, torch.randint(N, (negatives,), generator=again)]))
+        assert len(among) < N
+    entities, relations = model.refine(graph, mask=mask, backend="reference")
+    psi = score_named(score).psi
+    scores = psi(entities[h][:, None], relations[r][:, None], entities[among][None])
+    loss = functional.cross_entropy(scores, (among == t[:, None]).int().argmax(1))
+    for rows in (entities[h], relations[r], entities[t]):
+        moduli = rows.abs() if score == "distmult" else torch.complex(*rows.chunk(2, 1)).abs()
+        loss = loss + 0.3 * moduli.pow(3).sum(1).mean()
+    torch.autograd.backward(loss)
+    expected = {name: weight.grad for name, weight in model.named_parameters()}
+    step(batch)
+    for name, weight in model.named_parameters():
+        wanted = expected[name]
+        if wanted is None:
+            assert weight.grad is None or not weight.grad.any()
+            continue
+        assert weight.grad is not None
+        assert_close(weight.grad, wanted, name=name, slack=50)
+    assert_close(step.loss_sum, 3 * loss.detach().double(), dtype=torch.float32, slack=10)
+
+
+def test_each_step_draws_other_entities(data: KnowledgeGraph) -> None:
+    made = experiment(data, negatives=5, lr=1e-9, mask_targets=False, input_dropout=0.0)
+    batch, losses = made.epoch(0)[0][:4], set()
+    for _ in range(3):
+        made.step.loss_sum.zero_()
+        made.step(batch)
+        losses.add(made.step.loss_sum.item())
+    assert len(losses) == 3
+
+
 def test_an_epoch_asks_every_triple_for_both_sides(data: KnowledgeGraph) -> None:
     batches = experiment(data).epoch(0)
     assert {len(batch) for batch in batches[:-1]} == {2 * SMALL["batch_size"]}
     assert sorted(torch.cat(batches).tolist()) == list(range(2 * len(data.train)))
 
 
+@pytest.mark.parametrize("negatives", [0, 40])
 @pytest.mark.parametrize("model", [name for name, spec in MODELS.items() if spec.ranks_entities])
-def test_every_model_that_ranks_entities_learns(model: str, data: KnowledgeGraph) -> None:
-    flags = {**SMALL, "epochs": 6, "lr": 0.05, "input_dropout": 0.0, "quiet": True}
+def test_every_model_that_ranks_entities_learns(model: str, negatives: int, data: KnowledgeGraph) -> None:
+    flags = {**SMALL, "epochs": 6, "lr": 0.05, "input_dropout": 0.0, "negatives": negatives, "quiet": True}
     if "backend" in MODELS[model].own:
         flags["backend"] = "reference"
     found = train(data, model=model, **flags)
@@ -97,9 +149,10 @@ def test_every_model_that_ranks_entities_learns(model: str, data: KnowledgeGraph
     assert again.reciprocal().mean().item() == pytest.approx(found.metrics.all.mrr, abs=1e-12)
 
 
-def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside", [[], ["--n3", "0.1", "--negatives", "9"]])
+def test_a_run_resumes_to_the_same_bits(beside: list[str], tmp_path: Path) -> None:
     flags = ["--dataset", "family:60", "--task", "entity", "--dim", "6", "--batch-size", "64", "--quiet"]
-    flags += ["--backend", "reference", "--device", "cpu"]
+    flags += ["--backend", "reference", "--device", "cpu", *beside]
     assert main([*flags, "--epochs", "2", "--out", str(tmp_path / "whole")]) == 0
     assert main([*flags, "--epochs", "1", "--out", str(tmp_path / "parts")]) == 0
     assert main(["--resume", str(tmp_path / "parts"), "--epochs", "2", "--quiet"]) == 0
@@ -124,6 +177,22 @@ def test_a_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
 def test_settings_that_say_nothing_of_entities(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolve({"task": "entity", **flags})
+
+
+@pytest.mark.parametrize("dataset", ["family", "fb15k-237", "wn18rr", "my/folder"])
+@pytest.mark.parametrize("task", ["relation", "entity"])
+def test_a_saved_configuration_is_taken_again(dataset: str, task: str) -> None:
+    for model, spec in MODELS.items():
+        if task == "relation" or spec.ranks_entities:
+            found = resolve({"task": task, "dataset": dataset, "model": model}, 1000)
+            assert resolve(found.saved(), 1000) == found, model
+            assert model == "lightcake" or (found.context == "both" and not found.mixing)
+
+
+@pytest.mark.parametrize("flag", ["n3", "negatives"])
+def test_settings_that_say_nothing_of_relations(flag: str) -> None:
+    with pytest.raises(InputError, match=f"{flag}: got 3.* for the task .relation., which has"):
+        resolve({flag: 3})
 
 
 @pytest.mark.parametrize("preset", ["paper", "best"])

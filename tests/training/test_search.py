@@ -121,6 +121,14 @@ def test_data_at_hand(module: Any, tmp_path: Path) -> None:
     assert set(trained.data.entities) <= set(graph.entities)
 
 
+@pytest.mark.parametrize(("task", "alone"), [("relation", "unseen_rate"), ("entity", "n3")])
+def test_what_is_tried_unasked_suits_the_task(module: Any, tmp_path: Path, task: str, alone: str) -> None:
+    settings: dict[str, Any] = {"batch_size": 64, "epochs": 1, "backend": "reference", "quiet": True}
+    study = lightcake_fast.search("family:60", out=tmp_path, trials=1, task=task, **settings)
+    shared = {"dim", "layers", "lr", "l2", "input_dropout", "row_dropout"}
+    assert set(study.best_params) == {*shared, alone}
+
+
 def test_trials_that_fail_leave_the_others(
     module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
