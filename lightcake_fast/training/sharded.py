@@ -317,10 +317,10 @@ class ShardedStep(TrainingStep):
         # a batch is known by its first triple, which no other batch of the epoch has
         self._draws.seed(one.config.seed, self._epoch, int(numbers[0]))
         mask = None
-        if self._mask_targets:
+        if self._config.mask_targets:
             mask = self._mask.zero_().index_fill_(0, torch.from_numpy(places).to(one.device), True)
-        tables = self._model.refine_shard(one.shard, mask, self._draws, self._backend)
-        return one.loss(tables, held, places, self._draws, self._label_smoothing) / len(batch)
+        tables = self._model.refine_shard(one.shard, mask, self._draws, self._config.backend)
+        return one.loss(tables, held, places, self._draws, self._config.label_smoothing) / len(batch)
 
     def _add_shares(self) -> None:
         """Give the weights that all ranks have the sum of the ranks' gradients, in one message."""

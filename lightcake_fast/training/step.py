@@ -35,10 +35,8 @@ class TrainingStep:
         config: TrainingConfig,
         generator: torch.Generator,
     ) -> None:
-        self._model, self._graph, self._backend, self._generator = model, graph, config.backend, generator
+        self._model, self._graph, self._config, self._generator = model, graph, config, generator
         self._mask = torch.zeros(graph.num_triples, dtype=torch.bool, device=graph.device)
-        self._mask_targets, self._label_smoothing = config.mask_targets, config.label_smoothing
-        self._lr, self._lr_decay = config.lr, config.lr_decay
         tables = [model.entities, model.relations]
         others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
         # Adam adds weight_decay times the weight to its gradient: the gradient of l2/2 times the square
@@ -52,7 +50,7 @@ class TrainingStep:
 
     def start_epoch(self, epoch: int) -> None:
         """Set the step size of epoch 0, 1, ...: a part of `lr` that shrinks by `lr_decay` each time."""
-        self._step_size.fill_(self._lr * (1 - self._lr_decay) ** epoch)
+        self._step_size.fill_(self._config.lr * (1 - self._config.lr_decay) ** epoch)
 
     def __call__(self, batch: Tensor) -> None:
         """Step on the training triples numbered `batch`, int64 `(B,)`."""
@@ -74,7 +72,11 @@ class TrainingStep:
         refined = self._refined(batch, pairs.T.reshape(-1))
         evidence = self._model.evidence(self._graph, pairs, targets, batch)
         return self._model.relation_loss(
-            refined, targets, evidence, generator=self._generator, label_smoothing=self._label_smoothing
+            refined,
+            targets,
+            evidence,
+            generator=self._generator,
+            label_smoothing=self._config.label_smoothing,
         )
 
     def _refined(self, triples: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -82,9 +84,9 @@ class TrainingStep:
 
         ``rows`` are the entities that are wanted (see ``RelationModel.refine``).
         """
-        mask = self._mask.zero_().index_fill_(0, triples, True) if self._mask_targets else None
+        mask = self._mask.zero_().index_fill_(0, triples, True) if self._config.mask_targets else None
         return self._model.refine(
-            self._graph, mask=mask, generator=self._generator, backend=self._backend, rows=rows
+            self._graph, mask=mask, generator=self._generator, backend=self._config.backend, rows=rows
         )
 
 
@@ -97,16 +99,6 @@ class EntityStep(TrainingStep):
 
     weight = 0.5  # a training triple asks twice
 
-    def __init__(
-        self,
-        model: RelationModel,
-        graph: ContextGraph,
-        config: TrainingConfig,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__(model, graph, config, generator)
-        self._negatives, self._n3 = config.negatives, config.n3
-
     def _loss(self, batch: Tensor) -> Tensor:
         heads, relations, answers = (ids.index_select(0, batch) for ids in self._graph.context_triples)
         compared = self._compared(heads, answers)
@@ -116,20 +108,22 @@ class EntityStep(TrainingStep):
         kinds = 2 * self._graph.num_relations
         keys, question = torch.unique(heads * kinds + relations, return_inverse=True)
         questions = torch.stack([keys // kinds, keys % kinds], 1)
-        loss = self._model.entity_loss(refined, questions, answers, question, self._label_smoothing)
-        if not self._n3:
+        loss = self._model.entity_loss(refined, questions, answers, question, self._config.label_smoothing)
+        if not self._config.n3:
             return loss
-        rows = zip((heads, relations, answers), (refined[0], refined[1], refined[0]), strict=True)
-        gathered = torch.cat([functional.embedding(ids, table) for ids, table in rows])
-        return loss + self._n3 / len(batch) * cubed_moduli(self._model.entity_score, gathered).sum()
+        of_entities = functional.embedding(torch.cat([heads, answers]), refined[0])
+        rows = torch.cat([of_entities, functional.embedding(relations, refined[1])])
+        return loss + self._config.n3 / len(batch) * cubed_moduli(self._model.entity_score, rows).sum()
 
     def _compared(self, heads: Tensor, answers: Tensor) -> Tensor | None:
         """The entities among which the answers are sought, int64 (M,), ascending; None for all."""
-        entities = self._graph.num_entities
-        if not self._negatives:
+        if not self._config.negatives:
             return None
         drawn = torch.randint(
-            entities, (self._negatives,), generator=self._generator, device=self._graph.device
+            self._graph.num_entities,
+            (self._config.negatives,),
+            generator=self._generator,
+            device=self._graph.device,
         )
         compared: Tensor = torch.unique(torch.cat([heads, answers, drawn]))
         return compared
