@@ -179,8 +179,7 @@ def relation_ranks(
     """
     if ties not in TIES:
         raise ValueError(f"ties: got {ties!r}, wanted one of {', '.join(TIES)}")
-    # both ends of the scores are quick to find, and NaN is either
-    if scores.numel() and not torch.stack(torch.aminmax(scores)).isfinite().all():
+    if not all_finite(scores):
         broken = int((~torch.isfinite(scores)).sum())
         raise NonFiniteScoresError(f"{broken:,} of {scores.numel():,} scores are NaN or infinite")
     column = relations.unsqueeze(1)
@@ -189,15 +188,38 @@ def relation_ranks(
     rivals = scores.scatter(1, column, -torch.inf)
     if known is not None:
         rivals[known] = -torch.inf
+    ids = torch.arange(scores.shape[1], device=scores.device)
+    return ranks_of(count_rivals(rivals, true, ties, ids < column if ties == "index" else None), ties)
+
+
+def all_finite(scores: Tensor) -> bool:
+    """Whether no score is NaN or infinite: both ends are quick to find, and NaN is either."""
+    return not scores.numel() or bool(torch.stack(torch.aminmax(scores)).isfinite().all())
+
+
+def count_rivals(rivals: Tensor, true: Tensor, ties: str, before: Tensor | None = None) -> Tensor:
+    """How many rivals score better than the true answer, and how many of equal score count as well.
+
+    Args:
+        rivals: Scores `[B, R]`, of what does not compete -inf.
+        true: Scores `[B, 1]` of the true answers.
+        ties: See `relation_ranks`.
+        before: With "index" bool `[B, R]`, the rivals that come before the true answer.
+
+    Returns:
+        int64 `[B, 2]`: counts of parts of the rivals add up to those of all.
+    """
     better = (rivals > true).sum(1)
-    tied = rivals == true
     if ties == "optimistic":
-        return (1 + better).double()
-    if ties == "index":
-        ids = torch.arange(scores.shape[1], device=scores.device)
-        return (1 + better + (tied & (ids < column)).sum(1)).double()
-    share = 0.5 if ties == "realistic" else 1.0
-    return 1 + better + share * tied.sum(1).double()
+        return torch.stack([better, torch.zeros_like(better)], 1)
+    tied = rivals == true
+    return torch.stack([better, (tied if before is None else tied & before).sum(1)], 1)
+
+
+def ranks_of(rivals: Tensor, ties: str) -> Tensor:
+    """The ranks, float64 `[B]` from 1, that the counts of `count_rivals` make."""
+    better, tied = rivals.unbind(1)
+    return 1 + better + (0.5 if ties == "realistic" else 1.0) * tied.double()
 
 
 def triple_ranks(

@@ -427,11 +427,24 @@ class RelationModel(nn.Module):
 
     def _asked(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Questions:
         entities, relations = refined
+        return self.ask(functional.embedding(questions[:, 0], entities), questions[:, 1], relations, entities)
+
+    def ask(self, heads: Tensor, asked: Tensor, relations: Tensor, entities: Tensor) -> Questions:
+        """Questions to some entities.
+
+        Args:
+            heads: refined rows (B, d).
+            asked: int64 (B,), the relations: r for tails, r + R for heads.
+            relations: refined, (2R, d).
+            entities: refined rows (n, d) of those among which answers are sought.
+
+        Raises:
+            InputError: if the model does not rank entities.
+        """
         if self.entity_score is None:
             raise InputError(f"model: {type(self).__name__} does not rank entities")
         if len(relations) < 2 * self.num_relations:
             raise InputError("model: got one without rows of inverse relations, wanted inverses=True")
-        heads, asked = functional.embedding(questions[:, 0], entities), questions[:, 1]
         return ask(self.entity_score, heads, functional.embedding(asked, relations), entities)
 
     def _encode(

@@ -32,7 +32,7 @@ class WeightAverage:
         self.tensors: dict[str, Tensor] = {}
         if decay:
             self.tensors = {name: torch.zeros_like(weight) for name, weight in self._weights.items()}
-            self._one = torch.ones_like(next(iter(self._weights.values())).view(-1)[0])
+            self._one = next(iter(self._weights.values())).detach().new_ones(())
             self.tensors[TOTAL] = torch.zeros_like(self._one)
             self._average: Any = swa_utils.get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 

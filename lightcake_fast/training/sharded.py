@@ -32,8 +32,9 @@ from lightcake_fast.sharding.shard import HeldTriples, Ids, Meeting
 from lightcake_fast.sharding.world import World
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import build_model
-from lightcake_fast.training.runtime import epoch_order, resolve_device
-from lightcake_fast.training.step import TrainingStep
+from lightcake_fast.training.runtime import epoch_order, mixed_seed, resolve_device
+from lightcake_fast.training.sharded_entities import ShardedQuestions
+from lightcake_fast.training.step import EntityStep, TrainingStep, entities_compared
 
 BLOCK = 2**16  # entity rows that are drawn at once
 SMALL = 250_000  # training triples of a process: with fewer, two took longer than one (docs/scale.md)
@@ -44,14 +45,12 @@ def check_sharded(config: TrainingConfig) -> None:
 
     Raises:
         InputError: The model reads the graph in a way of its own, or paths, which a rank does not have whole,
-            or it is to rank entities, or a CUDA graph is asked for.
+            or a CUDA graph is asked for.
     """
     if MODELS[config.model].context and config.model != "lightcake":
         raise InputError(
             f"model: got {config.model!r} under torchrun, wanted 'lightcake' or a score without context"
         )
-    if config.task == "entity":
-        raise InputError("task: got 'entity' under torchrun, wanted 'relation'")
     if config.paths:
         raise InputError("paths: got True under torchrun, wanted False")
     if config.cuda_graph == "on":
@@ -119,6 +118,7 @@ class ShardedExperiment:
         device: Where this rank computes.
         generator: Source of the initial weights, those of one process on a CPU.
         model: With this rank's own entity rows; all other weights are the same on all ranks.
+        questions: Those of a run that ranks entities, else None.
         randomness: What a checkpoint's random state belongs to.
     """
 
@@ -131,6 +131,9 @@ class ShardedExperiment:
         self.model = _build_model(config, data, self.generator).to(self.device)
         self.shard = Shard(data.layout, data.splits["train"], data.num_relations, world, self.device)
         data.check(world)
+        self.questions = (
+            ShardedQuestions(self.model, data, world, self.device) if config.task == "entity" else None
+        )
 
     @property
     def parameters(self) -> int:
@@ -142,16 +145,18 @@ class ShardedExperiment:
     @cached_property
     def step(self) -> "ShardedStep":
         """The training step."""
-        return ShardedStep(self)
+        return ShardedStep(self) if self.questions is None else ShardedEntityStep(self, self.questions)
 
     def epoch(self, number: int) -> tuple[Tensor, ...]:
         """Begin epoch 0, 1, ..., in the order of one process (see `Experiment.epoch`)."""
         self.step.start_epoch(number)
+        if self.questions is not None:
+            return torch.split(self.questions.order(self.config.seed, number), 2 * self.config.batch_size)
         order = epoch_order(self.config.seed, number, self.data.num_train)
         return torch.split(order, self.config.batch_size)
 
     def advance(self, batch: Tensor) -> None:
-        """Step on a batch, numbers of the training triples of all ranks."""
+        """Step on a batch, numbers of the training triples of all ranks, or of context triples."""
         self.model.train()
         self.step(batch)
 
@@ -168,6 +173,8 @@ class ShardedExperiment:
         """
         self.model.eval()
         tables = self.model.refine_shard(self.shard, None, None, self.config.backend)
+        if self.questions is not None:
+            return self.questions.evaluate(split, tables, self.config.ties)
         held, count = self.data.splits[split], self.data.counts[split]
         found = torch.zeros(count, 2, dtype=torch.float64)  # ranks, and whether both ends were seen
         block = pairs_per_block(self.model.entries)
@@ -311,16 +318,20 @@ class ShardedStep(TrainingStep):
 
     def _loss(self, batch: Tensor) -> Tensor:
         """This rank's share of the mean loss of a batch, numbers of the training triples of all ranks."""
-        one, numbers = self._experiment, batch.numpy()
+        one = self._experiment
         held = one.data.splits["train"]
-        places = held.places(numbers)
+        places = held.places(batch.numpy())
+        tables = self._refined_shard(batch, places)
+        return one.loss(tables, held, places, self._draws, self._config.label_smoothing) / len(batch)
+
+    def _refined_shard(self, batch: Tensor, places: Ids) -> tuple[Tensor, Tensor]:
+        """Own rows and relations, without the triples held at some places in the context, if so wanted."""
         # a batch is known by its first triple, which no other batch of the epoch has
-        self._draws.seed(one.config.seed, self._epoch, int(numbers[0]))
+        self._draws.seed(self._config.seed, self._epoch, int(batch[0]))
         mask = None
         if self._config.mask_targets:
-            mask = self._mask.zero_().index_fill_(0, torch.from_numpy(places).to(one.device), True)
-        tables = self._model.refine_shard(one.shard, mask, self._draws, self._config.backend)
-        return one.loss(tables, held, places, self._draws, self._config.label_smoothing) / len(batch)
+            mask = self._mask.zero_().index_fill_(0, torch.from_numpy(places).to(self._mask.device), True)
+        return self._model.refine_shard(self._experiment.shard, mask, self._draws, self._config.backend)
 
     def _add_shares(self) -> None:
         """Give the weights that all ranks have the sum of the ranks' gradients, in one message."""
@@ -332,3 +343,28 @@ class ShardedStep(TrainingStep):
         flat = self._experiment.world.add(torch.cat([gradient.reshape(-1) for gradient in shared]))
         for gradient, total in zip(shared, torch.split(flat, [g.numel() for g in shared]), strict=True):
             gradient.copy_(total.view_as(gradient))
+
+
+class ShardedEntityStep(ShardedStep):
+    """`EntityStep` of one rank: its loss is the share of its own answers and of its own entities' scores."""
+
+    weight = EntityStep.weight
+
+    def __init__(self, experiment: ShardedExperiment, questions: ShardedQuestions) -> None:
+        super().__init__(experiment)
+        self._questions = questions
+
+    def _loss(self, batch: Tensor) -> Tensor:
+        """This rank's share of the mean loss of a batch, numbers of the context triples of all ranks."""
+        one = self._experiment
+        asked, answers = self._questions.of(batch)
+        places = one.data.splits["train"].places((batch % one.data.num_train).numpy())
+        tables = self._refined_shard(batch, places)
+        compared = None
+        if self._config.negatives:
+            same = Generator().manual_seed(mixed_seed(self._config.seed, self._epoch, int(batch[0])))
+            compared = entities_compared(
+                asked[:, 0], answers, self._config.negatives, one.data.num_entities, same
+            )
+        smoothing = self._config.label_smoothing
+        return self._questions.loss(tables, asked, answers, compared, smoothing, self._config.n3)

@@ -101,7 +101,11 @@ class EntityStep(TrainingStep):
 
     def _loss(self, batch: Tensor) -> Tensor:
         heads, relations, answers = (ids.index_select(0, batch) for ids in self._graph.context_triples)
-        compared = self._compared(heads, answers)
+        compared = None
+        if self._config.negatives:
+            compared = entities_compared(
+                heads, answers, self._config.negatives, self._graph.num_entities, self._generator
+            )
         refined = self._refined(batch % self._graph.num_triples, compared)
         if compared is not None:
             heads, answers = torch.searchsorted(compared, heads), torch.searchsorted(compared, answers)
@@ -115,15 +119,22 @@ class EntityStep(TrainingStep):
         rows = torch.cat([of_entities, functional.embedding(relations, refined[1])])
         return loss + self._config.n3 / len(batch) * cubed_moduli(self._model.entity_score, rows).sum()
 
-    def _compared(self, heads: Tensor, answers: Tensor) -> Tensor | None:
-        """The entities among which the answers are sought, int64 (M,), ascending; None for all."""
-        if not self._config.negatives:
-            return None
-        drawn = torch.randint(
-            self._graph.num_entities,
-            (self._config.negatives,),
-            generator=self._generator,
-            device=self._graph.device,
-        )
-        compared: Tensor = torch.unique(torch.cat([heads, answers, drawn]))
-        return compared
+
+def entities_compared(
+    heads: Tensor, answers: Tensor, drawn: int, num_entities: int, generator: torch.Generator
+) -> Tensor:
+    """The entities among which a batch's answers are sought: its own, and some drawn at random.
+
+    Args:
+        heads: int64 (M,), of the batch's questions.
+        answers: int64 (M,).
+        drawn: How many are drawn, of N, some perhaps twice.
+        num_entities: N.
+        generator: Source of the draws, on the device of heads and answers.
+
+    Returns:
+        int64, ascending, each once.
+    """
+    random = torch.randint(num_entities, (drawn,), generator=generator, device=heads.device)
+    found: Tensor = torch.unique(torch.cat([heads, answers, random]))
+    return found

@@ -33,6 +33,7 @@ PLAIN = {
 PLAIN |= {"input_dropout": 0.0, "row_dropout": 0.0, "unseen_rate": 0.0, "relation_bias": True}
 ALL = {"profile": "both", "links": True, "mixing": True, "l2": 1e-3}
 DROPPING = {"input_dropout": 0.2, "row_dropout": 0.3, "unseen_rate": 0.3}
+ENTITIES = {"task": "entity", "relation_bias": False}
 STEPS = 4
 
 
@@ -78,6 +79,11 @@ def assert_equal_to(found: list[Any], loss: float, metrics: Evaluation, weights:
         {"score": "transh"},
         {"score": "transe", "context": "entity"},
         {"layers": 0},
+        ENTITIES,
+        {**ENTITIES, "mask_targets": False, "n3": 0.1, "label_smoothing": 0.2, "ties": "index"},
+        {**ENTITIES, "score": "rotate", "context": "entity", "label_smoothing": 0.2, "ties": "optimistic"},
+        {**ENTITIES, "score": "complex", "n3": 0.1, "mixing": True, "weight_average": 0.5},
+        {**ENTITIES, "layers": 0, "score": "transe"},
     ],
     ids=str,
 )
@@ -102,8 +108,16 @@ def test_initial_weights_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(weight, wanted[name], rtol=0, atol=0, msg=name)
 
 
-def test_ranks_drop_what_one_would() -> None:
-    settings = config(**ALL, **DROPPING)
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {**ALL, **DROPPING},
+        {**ENTITIES, "input_dropout": 0.2, "row_dropout": 0.3, "negatives": 20},
+    ],
+    ids=["relations", "entities"],
+)
+def test_ranks_draw_what_one_would(flags: dict[str, Any]) -> None:
+    settings = config(**flags)
     (one,) = of_ranks(settings, 1, np.zeros(DATA.num_entities, np.int64))
     found = of_ranks(settings, 3, owners(DATA.train, DATA.num_entities, 3))
     assert_equal_to(found, *one[:3])

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from lightcake_fast import load
 from lightcake_fast.partition import main as partition
 from lightcake_fast.train import main as train
+from tests.sharding.test_experiment import DATA
 from tests.support import ranks
 from tests.support.comparison import assert_bitwise_equal
 
@@ -76,6 +77,18 @@ def test_processes_train_from_a_partition(tmp_path: Path, alone: Path) -> None:
     assert "fewer may be faster" in errors
     assert_same_course(tmp_path / "run", alone)
     assert load(tmp_path / "run").evaluate().all.mrr == pytest.approx(mrr(tmp_path / "run"), abs=0.02)
+
+
+def test_processes_rank_entities(tmp_path: Path) -> None:
+    plain = ["--dataset", "family:60", "--task", "entity", "--dim", "6", "--backend", "reference", "--quiet"]
+    plain += ["--input-dropout", "0", "--n3", "0.01", "--weight-average", "0.9"]
+    assert train([*plain, "--out", str(tmp_path / "one"), "--epochs", "2"]) == 0
+    folder = tmp_path / "run"
+    ranks.finish(ranks.start(2, COMMAND, *plain, "--out", str(folder), "--epochs", "1"))
+    assert train(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0
+    assert_same_course(folder, tmp_path / "one")
+    (answers,) = load(folder).predict_entities([(DATA.entities[0], DATA.relations[0], None)], top=3)
+    assert len(answers.entities) == 3
 
 
 @pytest.mark.full

@@ -1,0 +1,222 @@
+"""Entities ranked by several processes: each compares every question with the entities that it owns.
+
+A question is known by the row of its entity, which comes from its owner to all. What each rank adds up over
+its own entities, the exponentials of a softmax or those that rank above an answer, is added up over ranks.
+"""
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lightcake_fast.data import SPLITS
+from lightcake_fast.metrics import (
+    SCORES_PER_BLOCK,
+    Evaluation,
+    KnownEntities,
+    NonFiniteScoresError,
+    all_finite,
+    both_sides,
+    count_rivals,
+    ranks_of,
+    summarise_ranks,
+)
+from lightcake_fast.models import RelationModel
+from lightcake_fast.models.entity_scores import Questions, all_scores, cubed_moduli
+from lightcake_fast.sharding.data import ShardData
+from lightcake_fast.sharding.shard import Ids
+from lightcake_fast.sharding.world import World
+from lightcake_fast.training.runtime import question_order
+
+Tables = tuple[Tensor, Tensor]  # refined own rows (n, d) and relations (2R, d)
+
+
+class ShardedQuestions:
+    """Questions (h, r, ?) and (t, r + R, ?) to the entities of all ranks; all must call its methods.
+
+    Args:
+        model: With the rank's own entity rows.
+        data: The rank's share of the data set.
+        world: All ranks.
+        device: Where this rank computes.
+    """
+
+    def __init__(self, model: RelationModel, data: ShardData, world: World, device: torch.device) -> None:
+        self._model, self._data, self._world, self._device = model, data, world, device
+        self._train = self._whole("train").astype(np.int32)  # all of them, 12 bytes each
+
+    def order(self, seed: int, epoch: int) -> Tensor:
+        """The order of all ranks' context triples in an epoch, int64 (2T,) (see `question_order`)."""
+        asked, _ = both_sides(self._train.astype(np.int64), self._data.num_relations)
+        return question_order(seed, epoch, *torch.from_numpy(asked).unbind(1))
+
+    def of(self, batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Questions, int64 (B, 2), and answers, int64 (B,), of context triples by their numbers (B,)."""
+        places, turned = batch % len(self._train), batch >= len(self._train)
+        asked, answers = both_sides(self._train[places.numpy()].astype(np.int64), self._data.num_relations)
+        which = torch.arange(len(batch)) + turned * len(batch)
+        return torch.from_numpy(asked)[which], torch.from_numpy(answers)[which]
+
+    def loss(
+        self,
+        tables: Tables,
+        asked: Tensor,
+        answers: Tensor,
+        compared: Tensor | None,
+        label_smoothing: float,
+        n3: float,
+    ) -> Tensor:
+        """This rank's share of the mean loss of answers.
+
+        Args:
+            tables: Refined own rows and relations.
+            asked: int64 (M, 2), a question for each answer, in CPU memory; the same on all ranks.
+            answers: int64 (M,), likewise.
+            compared: int64, the entities among which answers are sought, ascending; None for all.
+            label_smoothing: As in `RelationModel.entity_loss`.
+            n3: The share of the cubed moduli of head, relation and tail.
+
+        Returns:
+            A scalar; the shares of all ranks add up to the loss of one process.
+        """
+        kinds = 2 * self._data.num_relations
+        keys, question = torch.unique(asked[:, 0] * kinds + asked[:, 1], return_inverse=True)
+        own = tables[0] if compared is None else functional.embedding(self._own(compared)[1], tables[0])
+        count = self._data.num_entities if compared is None else len(compared)
+        questions, heads = self._ask(tables, torch.stack([keys // kinds, keys % kinds], 1), own)
+        if len(own):
+            log_sums, sums = questions.log_sums(own)
+        else:  # nothing to compare with here, but the others wait for the gradient of the rows that they sent
+            sums = 0 * heads.sum(1)
+            log_sums = sums - torch.inf
+        question = question.to(self._device)
+        merged: Tensor = _Merged.apply(log_sums, self._world)  # type: ignore[no-untyped-call]
+        loss = merged.index_select(0, question).sum()
+        place, local = self._own(answers)
+        rows = functional.embedding(local, tables[0])
+        given = questions.score_of(rows, question.index_select(0, place))
+        loss = loss - (1 - label_smoothing) * given.sum()
+        if label_smoothing:
+            loss = loss - label_smoothing / count * sums.index_select(0, question).sum()
+        if n3:
+            place, local = self._own(asked[:, 0])
+            relations = functional.embedding(asked[:, 1].to(self._device).index_select(0, place), tables[1])
+            rows = torch.cat([rows, functional.embedding(local, tables[0]), relations])
+            loss = loss + n3 * cubed_moduli(self._model.entity_score, rows).sum()
+        return loss / len(answers)
+
+    def evaluate(self, split: str, tables: Tables, ties: str) -> Evaluation:
+        """The metrics of a split, from refined own rows and relations.
+
+        Raises:
+            NonFiniteScoresError: A score is NaN or infinite, on whatever rank.
+        """
+        triples, seen = self._whole(split), torch.zeros(self._data.num_entities, dtype=torch.uint8)
+        seen[torch.from_numpy(self._data.layout.rows)] = torch.from_numpy(self._data.seen).byte()
+        seen = self._world.add(seen)
+        return summarise_ranks(self._ranks(split, triples, tables, ties), triples, seen.numpy() > 0)
+
+    def _ranks(self, split: str, triples: Ids, tables: Tables, ties: str) -> Tensor:
+        """The filtered ranks of tails and heads, float64 (T, 2) in CPU memory, from 1."""
+        asked, answers = both_sides(triples, self._data.num_relations)
+        (most,) = self._world.agree(len(self._data.layout.rows))
+        rows, finite = max(1, SCORES_PER_BLOCK // most), True
+        found = [torch.zeros(0, 2, dtype=torch.int64)]
+        for start in range(0, len(asked), rows):
+            block = slice(start, start + rows)
+            scores, true = self._scores(tables, asked[block], answers[block])
+            finite = finite and all_finite(scores)
+            found.append(self._rivals(scores, true, asked[block], answers[block], ties).cpu())
+        if any(self._world.agree(not finite)):
+            raise NonFiniteScoresError(f"scores of {split} are NaN or infinite")
+        return ranks_of(self._world.add(torch.cat(found)), ties).view(2, -1).T.contiguous()
+
+    def _scores(self, tables: Tables, asked: Ids, answers: Ids) -> tuple[Tensor, Tensor]:
+        """Scores (B, n) of own entities, and those of the answers (B, 1), whoever owns these."""
+        questions, _ = self._ask(tables, torch.from_numpy(asked), tables[0])
+        scores = tables[0].new_zeros(len(asked), len(tables[0]))
+        if scores.numel():
+            scores = all_scores(questions, tables[0])
+        place, local = self._own(torch.from_numpy(answers))
+        true = scores.new_zeros(len(asked), 1)
+        true[place, 0] = scores[place, local]
+        return scores, self._world.add(true)
+
+    def _rivals(self, scores: Tensor, true: Tensor, asked: Ids, answers: Ids, ties: str) -> Tensor:
+        """What `count_rivals` says of the own entities that compete."""
+        row, known = self._known(asked)
+        local = self._data.layout.local(known)
+        own = local < scores.shape[1]
+        left_out = (torch.from_numpy(ids[own]).to(self._device) for ids in (row, local))
+        rivals = scores.index_put(tuple(left_out), scores.new_tensor(-torch.inf))
+        rivals[self._own(torch.from_numpy(answers))] = -torch.inf
+        before = None
+        if ties == "index":
+            before = self._rows < torch.from_numpy(answers).to(self._device)[:, None]
+        return count_rivals(rivals, true, ties, before)
+
+    def _ask(self, tables: Tables, asked: Tensor, compared: Tensor) -> tuple[Questions, Tensor]:
+        """Questions, int64 (B, 2), to own rows (n, d), and the rows (B, d) of their entities."""
+        place, local = self._own(asked[:, 0])
+        own = functional.embedding(local, tables[0])
+        heads: Tensor = _Shared.apply(own, place, len(asked), self._world)  # type: ignore[no-untyped-call]
+        return self._model.ask(heads, asked[:, 1].to(self._device), tables[1], compared), heads
+
+    def _own(self, entities: Tensor) -> tuple[Tensor, Tensor]:
+        """Of entities, int64 (B,) in CPU memory, the places of own ones, and their local rows."""
+        local = torch.from_numpy(self._data.layout.local(entities.numpy()))
+        place = (local < len(self._data.layout.rows)).nonzero()[:, 0]
+        return place.to(self._device), local[place].to(self._device)
+
+    def _whole(self, split: str) -> Ids:
+        """The triples of a split of all ranks, int64 (T, 3)."""
+        held, whole = self._data.splits[split], torch.zeros(self._data.counts[split], 3, dtype=torch.int32)
+        mine = held.owners[:, 0] == self._data.layout.rank
+        whole[torch.from_numpy(held.number[mine])] = torch.from_numpy(held.triples[mine]).int()
+        return self._world.add(whole).numpy().astype(np.int64)
+
+    @cached_property
+    def _known(self) -> KnownEntities:
+        """The own entities among what answers a question, and some others."""
+        held = [self._data.splits[split].triples for split in SPLITS]
+        return KnownEntities(np.concatenate(held), self._data.num_relations)
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return torch.from_numpy(self._data.layout.rows).to(self._device)
+
+
+class _Shared(torch.autograd.Function):
+    """Rows (B, d) on all ranks, each put in its place (A,) by the rank that has it, as one of (A, d)."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, place: Tensor, count: int, world: World) -> Tensor:
+        ctx.place, ctx.world = place, world
+        return world.add(own.new_zeros(count, own.shape[1]).index_copy_(0, place, own))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return ctx.world.add(g.clone()).index_select(0, ctx.place), None, None, None
+
+
+class _Merged(torch.autograd.Function):
+    """Log-sums (B,) of all ranks' entities, divided by the ranks: each has an equal share of them.
+
+    The gradient of the share must be the same on all ranks.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, log_sums: Tensor, world: World) -> Tensor:
+        merged = world.gather(log_sums).logsumexp(0)
+        ctx.save_for_backward(log_sums, merged)
+        return merged / world.ranks
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        log_sums, merged = ctx.saved_tensors
+        return g * (log_sums - merged).exp(), None
