@@ -1,7 +1,7 @@
 """New rows of some entities alone, of a layer with the entity context: each reads its own triples only.
 
-A graph of these triples is cut out for every call. A relation's context has triples everywhere: with it a
-layer is the whole layer.
+A graph of these triples is cut out for them, and of it another one for the layer before. A relation's context
+has triples everywhere: with it a layer is the whole layer.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from lightcake_fast.kernels.plan import stable_order
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.sharding import operator
 
-LARGEST_SHARE = 0.4  # of a graph's context triples: with more of them the whole layer is as fast
+CUTTING = 96  # numbers of rows that a layer reads in the time that cutting out a context triple takes
 
 
 class Part(NamedTuple):
@@ -45,50 +45,45 @@ class Part(NamedTuple):
 def context_rows(
     entities: Tensor,
     relations: Tensor,
-    graph: ContextGraph,
-    ids: Tensor,
+    part: Part,
     *,
     score: str = "distmult",
     mask: Tensor | None = None,
     residual: bool = True,
     rows: str = "float32",
     backend: str = "auto",
-) -> Tensor | None:
+) -> Tensor:
     """Some rows of ``context_layer`` with the context "entity", in the same bits.
 
     Args:
-        entities: as in ``context_layer``, float32 or float64.
+        entities: the rows of the part's entities (N', d), float32 or float64.
         relations: as in ``context_layer``.
-        graph: as in ``context_layer``.
-        ids: int64 (M,), the entities whose new rows are wanted, some of them more than once perhaps.
+        part: what the entities read whose new rows are wanted.
         score: as in ``context_layer``.
-        mask: as in ``context_layer``.
+        mask: as in ``context_layer``, of the whole graph's triples.
         residual: as in ``context_layer``.
         rows: as in ``context_layer``.
-        backend: as in ``context_layer``.
+        backend: as in ``context_layer``; not "triton".
 
     Returns:
-        New rows (M, d); None on a GPU, and where they read so much of the graph that nothing is saved.
+        New rows (M, d).
 
     Raises:
         ValueError: as ``context_layer``.
     """
-    if graph.device.type != "cpu":
-        return None
     chosen = operator.check_tables(entities, relations, score, backend)
-    part = _part(graph, ids)
-    if part is None or chosen == "triton":
-        return None
     off = part.off
     if mask is not None:
         off = off | mask.index_select(0, part.triples)[:, None]
-    x = functional.embedding(part.entities, entities)
     if chosen == "reference":
         both_ways = off.T.reshape(-1)
         triples = part.graph.context_triples
-        new, _ = reference.context_layer(x, relations, triples, both_ways, score, "entity", residual, rows)
+        new, _ = reference.context_layer(
+            entities, relations, triples, both_ways, score, "entity", residual, rows
+        )
     else:
-        new = _PartialLayer.apply(x, relations.contiguous(), part.graph, off, score, residual, rows)  # type: ignore[no-untyped-call]
+        tables = entities.contiguous(), relations.contiguous()
+        new = _PartialLayer.apply(*tables, part.graph, off, score, residual, rows)  # type: ignore[no-untyped-call]
     return functional.embedding(part.rows, new)
 
 
@@ -145,14 +140,26 @@ def _heads(graph: ContextGraph) -> _Heads:
     return _FOUND[graph]
 
 
-def _part(graph: ContextGraph, ids: Tensor) -> Part | None:
-    """What entities read, or None if it is too much."""
+def part_of(graph: ContextGraph, ids: Tensor, dim: int, backend: str = "auto") -> Part | None:
+    """What entities read.
+
+    Args:
+        graph: the whole one.
+        ids: int64 (M,), the entities, some of them more than once perhaps.
+        dim: d, of the rows that a layer will read.
+        backend: as in ``context_layer``.
+
+    Returns:
+        None on a GPU, and where they read so much of the graph that nothing is saved.
+    """
+    if graph.device.type != "cpu" or backend == "triton":
+        return None
     heads, asked = _heads(graph), ids.numpy()
     wanted = np.zeros(graph.num_entities, bool)
     wanted[asked] = True
     entities = np.flatnonzero(wanted)
     first, length = heads.bounds[entities], heads.bounds[entities + 1] - heads.bounds[entities]
-    if length.sum() > LARGEST_SHARE * len(heads.triple):
+    if length.sum() * (dim + CUTTING) > len(heads.triple) * dim:
         return None
     near = np.zeros(graph.num_triples, bool)
     before = np.cumsum(length) - length

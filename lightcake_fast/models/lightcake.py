@@ -13,7 +13,7 @@ from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.scorers import SCORERS, of_modulus_one
 from lightcake_fast.models.weights import check_at_least, check_choice
 from lightcake_fast.ops import CONTEXTS, ROWS, context_layer
-from lightcake_fast.rows import context_rows
+from lightcake_fast.rows import Part, context_rows, part_of
 from lightcake_fast.scores import BUILT_IN, score_named
 from lightcake_fast.sharding.layer import Shard, sharded_layer
 
@@ -152,22 +152,41 @@ class LightCAKE(RelationModel):
         backend: str,
         rows: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        if not self.layers:
-            return functional.embedding(rows, entities), relations
+        parts: list[Part] = []
+        read: Tensor | None = rows  # the entities whose rows the layers that are left must give
+        while read is not None and len(parts) < self.layers and self.context == "entity":
+            part = part_of(graph, read, entities.shape[1], backend)
+            read = part and part.entities
+            parts += [part] if part else []
+        if not parts:
+            return self._last_rows(entities, relations, graph, mask, backend, rows)
+        whole = self.layers - len(parts)
+        entities, relations = self._through(whole, entities, relations, graph, mask, backend)
+        entities = functional.embedding(parts[-1].entities, entities)
+        for layer, part in enumerate(reversed(parts), start=whole):
+            x = context_rows(entities, self.read_relations(relations), part, **self._options(mask, backend))
+            if self.mixes:
+                entities = functional.embedding(part.rows, entities)
+            entities, relations = self._mixed(layer, entities, relations, x, relations)
+        return entities, relations
+
+    def _last_rows(
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph,
+        mask: Tensor | None,
+        backend: str,
+        rows: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Some rows of whole layers, of which the last mixes these alone where they are fewer."""
         last = self.layers - 1
-        entities, relations = self._through(last, entities, relations, graph, mask, backend)
-        x = None
-        if self.context == "entity":
-            read = self.read_relations(relations)
-            x = context_rows(entities, read, graph, rows, **self._options(mask, backend))
-        if x is not None:
-            y = relations
-        elif len(rows) < len(entities):
-            x, y = self._context(entities, relations, graph, mask, backend)
-            x = functional.embedding(rows, x)
-        else:  # fewer rows are mixed
-            x, y = self.layer(last, entities, relations, graph, mask, backend)
+        if not self.layers or len(rows) >= len(entities):
+            x, y = self._through(self.layers, entities, relations, graph, mask, backend)
             return functional.embedding(rows, x), y
+        entities, relations = self._through(last, entities, relations, graph, mask, backend)
+        x, y = self._context(entities, relations, graph, mask, backend)
+        x = functional.embedding(rows, x)
         if self.mixes:
             entities = functional.embedding(rows, entities)
         return self._mixed(last, entities, relations, x, y)

@@ -9,8 +9,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightcake_fast import metrics
+from lightcake_fast import rows as rows_module
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.models import MODELS, RelationModel, blocks
+from lightcake_fast.models import MODELS, RelationModel, blocks, lightcake
+from lightcake_fast.rows import context_rows
 from tests.support.comparison import assert_close
 from tests.support.graphs import CONTEXTS, QUICK_SCORES, layer_inputs
 
@@ -48,7 +50,11 @@ def assert_same_rows(model: RelationModel, graph: ContextGraph, mask: Tensor, ro
 @pytest.mark.parametrize("rows", ["few", "repeated", "more than there are", "none"])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("mixing", [False, True])
-def test_some_rows_are_those_of_all(mixing: bool, context: str, rows: str) -> None:
+@pytest.mark.parametrize("cutting", [0, 96])
+def test_some_rows_are_those_of_all(
+    cutting: int, mixing: bool, context: str, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "CUTTING", cutting)
     _, _, graph, mask = layer_inputs("degrees", 1, torch.float64)
     chosen = {
         "few": torch.tensor([7, 0, 59]),
@@ -59,6 +65,20 @@ def test_some_rows_are_those_of_all(mixing: bool, context: str, rows: str) -> No
     for score in (*QUICK_SCORES, "transh"):
         model = made("lightcake", graph, layers=2, score=score, context=context, mixing=mixing)
         assert_same_rows(model, graph, mask, chosen)
+
+
+def test_layers_before_the_last_make_only_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "CUTTING", 0)
+    chain = ContextGraph.from_triples([[n, 0, n + 1] for n in range(40)], 41, 1)
+    model, made_rows = made("lightcake", chain, layers=3, context="entity"), []
+
+    def counted(entities: Tensor, *others: Any, **options: Any) -> Tensor:
+        made_rows.append(len(entities))
+        return context_rows(entities, *others, **options)
+
+    monkeypatch.setattr(lightcake, "context_rows", counted)
+    model.refine(chain, backend="reference", rows=torch.tensor([20]))
+    assert made_rows == [7, 5, 3], "neighbours of neighbours' neighbours, and so on"
 
 
 @pytest.mark.parametrize("name", MODELS)

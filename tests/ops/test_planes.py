@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightcake_fast import rows
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer, context_weights, tune_context_layer
 from lightcake_fast.reference.layer import rounded
-from lightcake_fast.rows import context_rows
+from lightcake_fast.rows import context_rows, part_of
 from lightcake_fast.scores import BUILT_IN, FUSED, SCORES
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, layer_inputs, layer_results, with_planes
@@ -123,12 +124,14 @@ def test_compiled_equals_eager() -> None:
         assert_bitwise_equal(actual, wanted)
 
 
-def test_some_rows_are_those_of_all() -> None:
+def test_some_rows_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "CUTTING", 0)
     x, y, graph, mask = inputs("degrees")
     ids = torch.tensor([2, 40, 2])
-    some = context_rows(x, y, graph, ids, score="transh", mask=mask)
+    part = part_of(graph, ids, D)
+    assert part is not None
+    some = context_rows(x[part.entities], y, part, score="transh", mask=mask)
     whole, _ = context_layer(x, y, graph, score="transh", context="entity", mask=mask)
-    assert some is not None
     assert_bitwise_equal(some, whole[ids])
 
 

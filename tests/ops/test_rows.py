@@ -9,7 +9,7 @@ from torch import Tensor
 from lightcake_fast import rows as rows_module
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer
-from lightcake_fast.rows import context_rows
+from lightcake_fast.rows import context_rows, part_of
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CPU_GRAPHS, SCORES, layer_inputs
 
@@ -18,7 +18,13 @@ D = 6
 
 @pytest.fixture(autouse=True)
 def of_any_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows_module, "LARGEST_SHARE", 1)
+    monkeypatch.setattr(rows_module, "CUTTING", 0)
+
+
+def some_rows(x: Tensor, y: Tensor, graph: ContextGraph, ids: Tensor, **options: Any) -> Tensor:
+    part = part_of(graph, ids, D)
+    assert part is not None
+    return context_rows(x[part.entities], y, part, **options)
 
 
 def results(
@@ -29,9 +35,7 @@ def results(
     if whole:
         new = context_layer(*tables, graph, context="entity", **options)[0].index_select(0, ids)
     else:
-        found = context_rows(*tables, graph, ids, **options)
-        assert found is not None
-        new = found
+        new = some_rows(*tables, graph, ids, **options)
     g = torch.arange(new.numel(), dtype=new.dtype).sin().view_as(new)
     return [new, *torch.autograd.grad((g * new).sum(), tables)]
 
@@ -73,19 +77,19 @@ def test_rows_that_nothing_is_read_for() -> None:
     x, y, graph, _ = layer_inputs("degrees", D, torch.float64)
     lonely = torch.tensor([0, 0])  # relation and entity 0 have no triple
     for rows in (lonely, lonely[:0]):
-        found = context_rows(x, y, graph, rows)
-        assert found is not None
-        assert_bitwise_equal(found, x[rows])
+        assert_bitwise_equal(some_rows(x, y, graph, rows), x[rows])
 
 
 def test_rows_that_read_much_are_left_to_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y, graph, _ = layer_inputs("hubs", D, torch.float64)
-    monkeypatch.setattr(rows_module, "LARGEST_SHARE", 0.4)
-    assert context_rows(x, y, graph, torch.tensor([0])) is not None  # a fourth of the context triples
-    assert context_rows(x, y, graph, torch.tensor([0, 1])) is None
+    _, _, graph, _ = layer_inputs("hubs", D, torch.float64)
+    monkeypatch.setattr(rows_module, "CUTTING", 96)
+    hub = torch.tensor([0])  # a fourth of the context triples
+    assert part_of(graph, hub, 64) is not None
+    assert part_of(graph, hub, 16) is None, "rows are too short for what cutting costs"
+    assert part_of(graph, torch.tensor([0, 1]), 64) is None
 
 
 def test_tables_of_16_bits_are_refused() -> None:
     x, y, graph, _ = layer_inputs("degrees", D, torch.float64)
     with pytest.raises(ValueError, match=r"wanted both torch\.float32"):
-        context_rows(x.bfloat16(), y.bfloat16(), graph, torch.tensor([1]))
+        some_rows(x.bfloat16(), y.bfloat16(), graph, torch.tensor([1]))

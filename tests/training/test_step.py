@@ -64,8 +64,8 @@ def test_a_last_layer_of_the_batch_s_rows_has_the_same_loss(
 ) -> None:
     terms: dict[str, Any] = {"profile": "both", "links": True, "mixing": mixing}
     batch, found = torch.tensor([3, 0, 17, 41]), []
-    for share in (0.0, 1.0):  # the whole layer, and the rows alone
-        monkeypatch.setattr(rows, "LARGEST_SHARE", share)
+    for cutting in (2**20, 0):  # whole layers, and the rows alone
+        monkeypatch.setattr(rows, "CUTTING", cutting)
         model, _, step = build(data, context="entity", layers=2, backend=backend, **terms)
         step(batch)
         found.append((step.loss_sum, {name: w.grad for name, w in model.named_parameters()}))
