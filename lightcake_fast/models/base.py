@@ -11,7 +11,14 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import blocks
 from lightcake_fast.models.draws import NumberedDraws, SequentialDraws
-from lightcake_fast.models.entity_scores import Questions, all_scores, ask, cross_entropy
+from lightcake_fast.models.entity_scores import (
+    Questions,
+    Spread,
+    all_scores,
+    ask,
+    cross_entropy,
+    measures_distance,
+)
 from lightcake_fast.models.evidence import Evidence, Weighed, evidence_of, paths_of_triples
 from lightcake_fast.models.paths import PathKinds
 from lightcake_fast.models.scorers import PRODUCTS, with_normals
@@ -427,16 +434,18 @@ class RelationModel(nn.Module):
 
     def _asked(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Questions:
         entities, relations = refined
-        return self.ask(functional.embedding(questions[:, 0], entities), questions[:, 1], relations, entities)
+        heads = functional.embedding(questions[:, 0], entities)
+        spread = Spread.of(entities) if measures_distance(self.entity_score) else None
+        return self.ask(heads, questions[:, 1], relations, spread)
 
-    def ask(self, heads: Tensor, asked: Tensor, relations: Tensor, entities: Tensor) -> Questions:
-        """Questions to some entities.
+    def ask(self, heads: Tensor, asked: Tensor, relations: Tensor, spread: Spread | None) -> Questions:
+        """Questions for entities.
 
         Args:
             heads: refined rows (B, d).
             asked: int64 (B,), the relations: r for tails, r + R for heads.
             relations: refined, (2R, d).
-            entities: refined rows (n, d) of those among which answers are sought.
+            spread: of the entities among which answers are sought, where their score measures distances.
 
         Raises:
             InputError: if the model does not rank entities.
@@ -445,7 +454,7 @@ class RelationModel(nn.Module):
             raise InputError(f"model: {type(self).__name__} does not rank entities")
         if len(relations) < 2 * self.num_relations:
             raise InputError("model: got one without rows of inverse relations, wanted inverses=True")
-        return ask(self.entity_score, heads, functional.embedding(asked, relations), entities)
+        return ask(self.entity_score, heads, functional.embedding(asked, relations), spread)
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str

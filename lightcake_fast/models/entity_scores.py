@@ -6,7 +6,7 @@ that of the entities with a point that the question alone decides, or, for a dis
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,48 +50,62 @@ class _Products:
         return (self.points.index_select(0, question) * entities).sum(1)
 
     def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = _LogSums.apply(self.points, entities, False)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor] = _LogSums.apply(self.points, entities, None)  # type: ignore[no-untyped-call]
         return found
+
+
+class Spread(NamedTuple):
+    """Where all entities lie: their mean (d,), and the largest square of a distance from there, a scalar."""
+
+    centre: Tensor
+    largest: Tensor
+
+    @classmethod
+    def of(cls, entities: Tensor) -> "Spread":
+        """That of rows (N, d)."""
+        rows = entities.detach()
+        return cls(rows.mean(0), _squares(rows - rows.mean(0)).max())
 
 
 @dataclass(frozen=True)
 class _Distances:
-    """Scores that are a negative distance: points (B, d), and where the entities lie on the average, (d,).
+    """Scores that are a negative distance: points (B, d), and where the entities lie.
 
     ||q - e||² = |q|² + |e|² - 2 <q, e>, whose terms cancel where q and e are close: lengths are taken from
     the entities' mean, and a square below what rounding makes of it counts as that, with gradient zero.
     """
 
     points: Tensor
-    centre: Tensor
+    spread: Spread
 
     @property
     def entries(self) -> int:
         return len(self.points)
 
     def scores(self, entities: Tensor) -> Tensor:
-        points, entities = self.points - self.centre, entities - self.centre
+        points, entities = self.points - self.spread.centre, entities - self.spread.centre
         squared = torch.addmm(_squares(entities), points, entities.T, alpha=-2) + _squares(points)[:, None]
-        return -squared.maximum(_rounding(points, entities)).sqrt()
+        return -squared.maximum(self._floor(points)).sqrt()
 
     def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
         squared = (self.points.index_select(0, question) - entities).square().sum(1)
         return -squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
 
     def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
-        points, entities = self.points - self.centre, entities - self.centre
-        found: tuple[Tensor, Tensor] = _LogSums.apply(points, entities, True)  # type: ignore[no-untyped-call]
+        points, entities = self.points - self.spread.centre, entities - self.spread.centre
+        floor = self._floor(points)
+        found: tuple[Tensor, Tensor] = _LogSums.apply(points, entities, floor)  # type: ignore[no-untyped-call]
         return found
+
+    def _floor(self, points: Tensor) -> Tensor:
+        """What rounding makes of a square whose terms cancel, (B, 1), more than zero."""
+        kind = torch.finfo(points.dtype)
+        largest = _squares(points.detach())[:, None] + self.spread.largest
+        return (4 * kind.eps * largest).clamp_min(kind.tiny)
 
 
 def _squares(rows: Tensor) -> Tensor:
     return rows.square().sum(1)
-
-
-def _rounding(points: Tensor, entities: Tensor) -> Tensor:
-    """What rounding makes of a square whose terms cancel, (B, 1)."""
-    largest = _squares(points)[:, None] + _squares(entities).max()
-    return 4 * torch.finfo(points.dtype).eps * largest.detach()
 
 
 @dataclass(frozen=True)
@@ -127,18 +141,20 @@ class _Psi:
 class _LogSums(torch.autograd.Function):
     """``log_sums`` of points (B, d) with entities (N, d), by their product or their negative distance.
 
+    Squares of distances are at least those of ``floor`` (B, 1); None takes products.
+
     A block of scores lies in one buffer, whatever N: tensors of its size that come and go between small ones
     that stay would leave holes in the memory of a CPU, as many as blocks.
     """
 
     @staticmethod
-    def forward(ctx: Any, points: Tensor, entities: Tensor, distance: bool) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, points: Tensor, entities: Tensor, floor: Tensor | None) -> tuple[Tensor, Tensor]:
         keeps = len(points) * len(entities) <= blocks.KEPT
         highest = points.new_full((len(points), 1), -torch.inf)
         total, sums = points.new_zeros(len(points), 1), points.new_zeros(len(points))
         buffer, kept = _buffer(points, entities), []
         for block in _blocks(len(points), entities):
-            scores = _scored(points, block, distance, buffer)
+            scores = _scored(points, block, floor, buffer)
             if keeps:
                 kept.append(scores.clone())
             sums += scores.sum(1)
@@ -146,23 +162,22 @@ class _LogSums(torch.autograd.Function):
             total *= (before - highest).exp()
             total += scores.sub_(highest).exp_().sum(1, keepdim=True)
         log_sum = highest + total.log()
-        ctx.save_for_backward(points, entities, log_sum, *kept)
-        ctx.distance = distance
+        ctx.save_for_backward(points, entities, floor, log_sum, *kept)
         return log_sum[:, 0], sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g_log: Tensor, g_sum: Tensor) -> tuple[Tensor, Tensor, None]:
-        points, entities, log_sum, *kept = ctx.saved_tensors
+        points, entities, floor, log_sum, *kept = ctx.saved_tensors
         g_points, g_entities = torch.zeros_like(points), torch.empty_like(entities)
         weights, buffer = _buffer(points, entities), _buffer(points, entities)
         parts = _blocks(len(points), entities), _blocks(len(points), g_entities)
         for n, (block, g_block) in enumerate(zip(*parts, strict=True)):
-            scores = kept[n] if kept else _scored(points, block, ctx.distance, buffer)
+            scores = kept[n] if kept else _scored(points, block, floor, buffer)
             grad = weights[: scores.numel()].view_as(scores)
             torch.sub(scores, log_sum, out=grad).exp_().mul_(g_log[:, None]).add_(g_sum[:, None])
-            if ctx.distance:  # the gradient of the squares, and that of what they are squares of
-                grad.div_(scores).mul_(scores < -_rounding(points, block).sqrt())
+            if floor is not None:  # the gradient of the squares, and that of what they are squares of
+                grad.div_(scores).mul_(scores < -floor.sqrt())
                 g_points += points * grad.sum(1, keepdim=True)
                 torch.mul(block, grad.sum(0)[:, None], out=g_block)
                 grad.neg_()
@@ -178,13 +193,13 @@ def _buffer(points: Tensor, entities: Tensor) -> Tensor:
     return points.new_empty(len(points) * min(len(entities), blocks.block_size(len(points))))
 
 
-def _scored(points: Tensor, entities: Tensor, distance: bool, buffer: Tensor) -> Tensor:
+def _scored(points: Tensor, entities: Tensor, floor: Tensor | None, buffer: Tensor) -> Tensor:
     """Scores (B, n) of a block, in the buffer."""
     scores = buffer[: len(points) * len(entities)].view(len(points), len(entities))
     torch.mm(points, entities.T, out=scores)
-    if distance:
+    if floor is not None:
         scores.mul_(-2).add_(_squares(points)[:, None]).add_(_squares(entities))
-        torch.maximum(scores, _rounding(points, entities), out=scores).sqrt_().neg_()
+        torch.maximum(scores, floor, out=scores).sqrt_().neg_()
     return scores
 
 
@@ -224,19 +239,29 @@ def cubed_moduli(score: str | None, rows: Tensor) -> Tensor:
     return squared * squared.clamp_min(torch.finfo(rows.dtype).tiny).sqrt()
 
 
-def ask(score: str, heads: Tensor, relations: Tensor, entities: Tensor) -> Questions:
+def measures_distance(score: str | None) -> bool:
+    """Whether a score is a negative distance, for which ``ask`` wants the entities' ``Spread``."""
+    return score in _DISTANCES
+
+
+def ask(score: str, heads: Tensor, relations: Tensor, spread: Spread | None) -> Questions:
     """The questions (h, r, ?) under a score.
 
     Args:
         score: As in ``scorers``, or the name of a registered one.
         heads: Rows (B, d).
         relations: Rows (B, d), of the relations.
-        entities: Those among which the answers are sought, (N, d).
+        spread: Of the entities among which the answers are sought, for a negative distance.
+
+    Raises:
+        ValueError: If the score is one and no spread is given.
     """
     if score in _PRODUCTS:
         return _Products(_PRODUCTS[score](heads, relations))
     if score in _DISTANCES:
-        return _Distances(_DISTANCES[score](heads, relations), entities.detach().mean(0))
+        if spread is None:
+            raise ValueError(f"spread: got None, wanted that of the entities for score {score!r}")
+        return _Distances(_DISTANCES[score](heads, relations), spread)
     return _Psi(score_named(score).psi, heads, relations)
 
 

@@ -61,6 +61,11 @@ class World:
         self._add(values)
         return values
 
+    def largest(self, values: Tensor) -> Tensor:
+        """The largest of each value over all ranks, in place."""
+        self.sent["largest"] += 2 * (self.ranks - 1) * values.nbytes // self.ranks
+        return self._largest(values)
+
     def agree(self, *numbers: int) -> tuple[int, ...]:
         """The largest of each number over all ranks."""
         return tuple(self._largest(torch.tensor(numbers)).tolist()) if self.ranks > 1 else numbers

@@ -191,6 +191,7 @@ _BEST_ENTITY_CONTEXT: dict[str, Settings] = {
     "fb15k-237": {"context": "entity"},
     "wn18rr": {"context": "entity", "n3": 0.03},
 }
+_DISTANCES = ("transe", "rotate")  # whose rows gain nothing from being short
 _SETTINGS_OF = {"transh": "transe"}  # scores with the settings of another, none of their own being searched
 # of one task alone
 _ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links", "paths")
@@ -235,6 +236,8 @@ def preset_settings(
         best = {**BEST_ENTITY.get(key, {**_ENTITY, **steps}), **spec.overrides}
         if model == "lightcake":
             best |= {"mixing": True, **_BEST_ENTITY_CONTEXT.get(key, {})}
+        if (spec.nearest or score) in _DISTANCES:
+            best |= {"n3": 0.0}
         return best
     best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), fallback)
     if model != "lightcake":

@@ -103,8 +103,9 @@ def load_share(config: TrainingConfig, world: World, whole: Callable[[], Knowled
 class ShardedExperiment:
     """What `Experiment` is, for one of the ranks that train together; all must call its methods.
 
-    A batch's triples are scored where their heads live, by the rows that their tails' owners send. What
-    training drops is drawn by the numbers of rows and triples: any number of ranks draws the same.
+    For relations a batch's triples are scored where their heads live, by the rows that their tails' owners
+    send; for entities see `ShardedQuestions`. What training drops is drawn by the numbers of rows and
+    triples: any number of ranks draws the same.
 
     Args:
         config: The run's configuration.

@@ -25,7 +25,13 @@ from lightcake_fast.metrics import (
     summarise_ranks,
 )
 from lightcake_fast.models import RelationModel
-from lightcake_fast.models.entity_scores import Questions, all_scores, cubed_moduli
+from lightcake_fast.models.entity_scores import (
+    Questions,
+    Spread,
+    all_scores,
+    cubed_moduli,
+    measures_distance,
+)
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.sharding.world import World
@@ -86,7 +92,8 @@ class ShardedQuestions:
         keys, question = torch.unique(asked[:, 0] * kinds + asked[:, 1], return_inverse=True)
         own = tables[0] if compared is None else functional.embedding(self._own(compared)[1], tables[0])
         count = self._data.num_entities if compared is None else len(compared)
-        questions, heads = self._ask(tables, torch.stack([keys // kinds, keys % kinds], 1), own)
+        asked_once = torch.stack([keys // kinds, keys % kinds], 1)
+        questions, heads = self._ask(tables, asked_once, self._spread(own, count))
         if len(own):
             log_sums, sums = questions.log_sums(own)
         else:  # nothing to compare with here, but the others wait for the gradient of the rows that they sent
@@ -124,19 +131,22 @@ class ShardedQuestions:
         asked, answers = both_sides(triples, self._data.num_relations)
         (most,) = self._world.agree(len(self._data.layout.rows))
         rows, finite = max(1, SCORES_PER_BLOCK // most), True
+        spread = self._spread(tables[0], self._data.num_entities)
         found = [torch.zeros(0, 2, dtype=torch.int64)]
         for start in range(0, len(asked), rows):
             block = slice(start, start + rows)
-            scores, true = self._scores(tables, asked[block], answers[block])
+            scores, true = self._scores(tables, spread, asked[block], answers[block])
             finite = finite and all_finite(scores)
             found.append(self._rivals(scores, true, asked[block], answers[block], ties).cpu())
         if any(self._world.agree(not finite)):
             raise NonFiniteScoresError(f"scores of {split} are NaN or infinite")
         return ranks_of(self._world.add(torch.cat(found)), ties).view(2, -1).T.contiguous()
 
-    def _scores(self, tables: Tables, asked: Ids, answers: Ids) -> tuple[Tensor, Tensor]:
+    def _scores(
+        self, tables: Tables, spread: Spread | None, asked: Ids, answers: Ids
+    ) -> tuple[Tensor, Tensor]:
         """Scores (B, n) of own entities, and those of the answers (B, 1), whoever owns these."""
-        questions, _ = self._ask(tables, torch.from_numpy(asked), tables[0])
+        questions, _ = self._ask(tables, torch.from_numpy(asked), spread)
         scores = tables[0].new_zeros(len(asked), len(tables[0]))
         if scores.numel():
             scores = all_scores(questions, tables[0])
@@ -158,12 +168,21 @@ class ShardedQuestions:
             before = self._rows < torch.from_numpy(answers).to(self._device)[:, None]
         return count_rivals(rivals, true, ties, before)
 
-    def _ask(self, tables: Tables, asked: Tensor, compared: Tensor) -> tuple[Questions, Tensor]:
-        """Questions, int64 (B, 2), to own rows (n, d), and the rows (B, d) of their entities."""
+    def _spread(self, own: Tensor, count: int) -> Spread | None:
+        """That of the entities of all ranks, so many, for a score that measures distances from it."""
+        if not measures_distance(self._model.entity_score):
+            return None
+        rows = own.detach()
+        centre = self._world.add(rows.sum(0)) / count
+        squares = torch.cat([(rows - centre).square().sum(1), rows.new_zeros(1)])
+        return Spread(centre, self._world.largest(squares.max()))
+
+    def _ask(self, tables: Tables, asked: Tensor, spread: Spread | None) -> tuple[Questions, Tensor]:
+        """Questions, int64 (B, 2), and the rows (B, d) of their entities."""
         place, local = self._own(asked[:, 0])
         own = functional.embedding(local, tables[0])
         heads: Tensor = _Shared.apply(own, place, len(asked), self._world)  # type: ignore[no-untyped-call]
-        return self._model.ask(heads, asked[:, 1].to(self._device), tables[1], compared), heads
+        return self._model.ask(heads, asked[:, 1].to(self._device), tables[1], spread), heads
 
     def _own(self, entities: Tensor) -> tuple[Tensor, Tensor]:
         """Of entities, int64 (B,) in CPU memory, the places of own ones, and their local rows."""
@@ -200,7 +219,8 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.world.add(g.clone()).index_select(0, ctx.place), None, None, None
+        whole = ctx.world.add(g.clone(memory_format=torch.contiguous_format))
+        return whole.index_select(0, ctx.place), None, None, None
 
 
 class _Merged(torch.autograd.Function):

@@ -11,7 +11,7 @@ from torch.nn import functional
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE, PlainModel, RelationModel, TransR, blocks
-from lightcake_fast.models.entity_scores import ask, cross_entropy
+from lightcake_fast.models.entity_scores import Spread, ask, cross_entropy
 from lightcake_fast.models.scorers import of_modulus_one
 from lightcake_fast.scores import FUSED, Score, register_score
 from tests.support.comparison import assert_close
@@ -87,7 +87,7 @@ def test_no_block_is_larger_than_told(score: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(blocks, "KEPT", 0)
     model = plain_model(score)
     entities, relations = (table.detach() for table in model.inputs(GRAPH))
-    questions = ask(score, entities[:5], relations[:5], entities)
+    questions = ask(score, entities[:5], relations[:5], Spread.of(entities))
     made, empty = [], Tensor.new_empty
 
     def watched(self: Tensor, *size: Any, **options: Any) -> Tensor:
@@ -129,8 +129,10 @@ def test_distances_far_from_the_origin_keep_their_digits(score: str) -> None:
     relations = of_modulus_one(relations) if score == "rotate" else relations
     if score == "transe":
         heads, entities = heads + 100, entities + 100
-    found = ask(score, heads, relations, entities).scores(entities)
-    exact = ask(score, heads.double(), relations.double(), entities.double()).scores(entities.double())
+    found, exact = (
+        ask(score, heads.to(rows.dtype), relations.to(rows.dtype), Spread.of(rows)).scores(rows)
+        for rows in (entities, entities.double())
+    )
     assert (found - exact).abs().max() < 2e-5  # measured from the origin: 4e-3
 
 
@@ -139,12 +141,19 @@ def test_an_entity_at_the_point_itself_has_a_small_distance_and_no_gradient(scor
     entities = torch.randn(N, D, generator=torch.Generator().manual_seed(3)).requires_grad_()
     nothing = torch.zeros(N, D)
     nothing[:, : D // 2] = score == "rotate"
-    scores = ask(score, entities, nothing, entities).scores(entities)
+    scores = ask(score, entities, nothing, Spread.of(entities)).scores(entities)
     own = scores.diagonal()
     assert (own <= 0).all()
     assert (own > -0.01).all()
     (gradient,) = torch.autograd.grad(own.sum(), entities)
     assert (gradient == 0).all()
+
+
+def test_entities_that_are_all_zero_have_finite_gradients() -> None:
+    heads, entities = (torch.zeros(n, D, requires_grad=True) for n in (2, 3))
+    log_sums, _ = ask("rotate", heads, torch.ones(2, D), Spread.of(entities)).log_sums(entities)
+    for gradient in torch.autograd.grad(log_sums.sum(), (heads, entities)):
+        assert (gradient == 0).all()
 
 
 def test_models_that_do_not_rank_entities_say_so() -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.data import load_dataset
-from lightcake_fast.metrics import Evaluation
+from lightcake_fast.metrics import SCORES_PER_BLOCK, TIES, Evaluation
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.partition import owners
 from lightcake_fast.sharding.world import World
-from lightcake_fast.training import sharded
+from lightcake_fast.training import sharded, sharded_entities
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
@@ -99,6 +99,30 @@ def test_ranks_train_as_one_process_does(flags: dict[str, Any], ranks: int) -> N
     assert_equal_to(found, *trained(one))
 
 
+@pytest.mark.parametrize("ties", TIES)
+@pytest.mark.parametrize("rows", [SCORES_PER_BLOCK, 150])
+def test_ties_count_over_ranks(ties: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharded_entities, "SCORES_PER_BLOCK", rows)
+    settings = config(**ENTITIES, layers=0, ties=ties)
+    one, owner = Experiment(settings, DATA), np.arange(DATA.num_entities) % 4
+    owner[owner == 1] = 0  # a rank without entities
+    generator = torch.Generator().manual_seed(0)
+    values = {  # of few different scores, which rounding leaves as they are
+        name: torch.randint(-1, 2, weight.shape, generator=generator).float()
+        for name, weight in one.model.named_parameters()
+    }
+    one.model.load_state_dict(values)
+    assert (one.ranks("valid", "optimistic") != one.ranks("valid", "pessimistic")).any()
+
+    def work(world: World) -> Evaluation:
+        shard = ShardedExperiment(settings, ShardData.of(DATA, owner, world.rank, 4), world)
+        own = values["entities"][torch.from_numpy(shard.data.layout.rows)]
+        shard.model.load_state_dict({**values, "entities": own})
+        return shard.evaluate("valid")
+
+    assert in_threads(4, work) == 4 * [one.evaluate("valid")]
+
+
 def test_initial_weights_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharded, "BLOCK", 13)
     settings = config(**ALL, unseen_rate=0.1)
@@ -113,8 +137,9 @@ def test_initial_weights_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch
     [
         {**ALL, **DROPPING},
         {**ENTITIES, "input_dropout": 0.2, "row_dropout": 0.3, "negatives": 20},
+        {**ENTITIES, "row_dropout": 0.3, "negatives": 20, "score": "rotate", "layers": 0},
     ],
-    ids=["relations", "entities"],
+    ids=["relations", "entities", "rows of zeros"],
 )
 def test_ranks_draw_what_one_would(flags: dict[str, Any]) -> None:
     settings = config(**flags)
