@@ -47,16 +47,21 @@ def question_order(seed: int, epoch: int, heads: Tensor, relations: Tensor) -> T
     Returns:
         int64 `(E,)`, the same on every device.
     """
-    shuffled = epoch_order(seed, epoch, len(heads))
-    keys = (heads * (relations.max() + 1) + relations)[shuffled]
-    keys, order = keys.sort(stable=True)
-    place = torch.arange(len(keys))
-    first = torch.ones_like(keys, dtype=torch.bool)
-    first[1:] = keys[1:] != keys[:-1]
-    within = place - torch.where(first, place, 0).cummax(0).values
-    group = (within % ANSWERS_TOGETHER == 0).cumsum(0) - 1
-    chance = epoch_order(seed, epoch, int(group[-1]) + 1)
-    return shuffled[order[chance[group].argsort(stable=True)]]
+    order = epoch_order(seed, epoch, len(heads)).int()
+    keys = (heads * (relations.max() + 1)).add_(relations)[order]
+    keys, place = keys.sort(stable=True)
+    order = order[place]
+    del place  # of a large graph each of these takes a part of the memory that there is
+    first = torch.ones(len(keys), dtype=torch.bool)
+    torch.ne(keys[1:], keys[:-1], out=first[1:])
+    del keys
+    within = torch.arange(len(order), dtype=torch.int32)
+    within -= torch.where(first, within, 0).cummax(0).values
+    group = (within.remainder_(ANSWERS_TOGETHER) == 0).cumsum(0, dtype=torch.int32).sub_(1)
+    del within, first
+    chance = epoch_order(seed, epoch, int(group[-1]) + 1).int()[group]
+    del group
+    return order[chance.argsort(stable=True)].long()
 
 
 def mixed_seed(*numbers: int) -> int:
