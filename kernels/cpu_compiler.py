@@ -17,10 +17,11 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils, event
+from numba.core import cgutils
 from numba.core.caching import FunctionCache
 from numba.extending import intrinsic, overload
 
+from lightcake_fast.kernels.compiling import compiling
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
 from lightcake_fast.kernels.cpu_math import FAST
 
@@ -65,7 +66,8 @@ class Pass:
         arrays += [tasks, np.zeros(1, np.int64)]
         key = score, fixed_width(width), arrays[0].dtype.name
         if key not in self._compiled:
-            self._compiled[key] = self.compile(*key, tuple(map(numba.typeof, arrays)))
+            with compiling():
+                self._compiled[key] = self.compile(*key, tuple(map(numba.typeof, arrays)))
         run = functools.partial(self._compiled[key], *arrays)
         helpers = min(torch.get_num_threads() - 1, (tasks - 1) // self._tasks_a_helper)
         futures: list[Future[None]] = []
@@ -90,8 +92,7 @@ class Pass:
             signature: Numba's types of all arguments.
         """
         function = self.function(score, width, rows)
-        with event.install_listener("numba:compile", _notice):
-            function.compile(signature)
+        function.compile(signature)
         return function
 
     def function(self, score: str | None, width: int, rows: str) -> Any:
@@ -154,27 +155,6 @@ def _say_not_kept(reason: str) -> None:
         "NUMBA_CACHE_DIR names another folder for them",
         file=sys.stderr,
     )
-
-
-class _Notice(event.Listener):  # type: ignore[misc]
-    """Says, once a process, why the first call waits; a pass found in the disk cache does not compile."""
-
-    def __init__(self) -> None:
-        self._said = False
-
-    def on_start(self, _: Any) -> None:
-        if not self._said:
-            print(
-                "lightcake_fast: compiling the CPU passes: some seconds, once for a score and width",
-                file=sys.stderr,
-            )
-            self._said = True
-
-    def on_end(self, _: Any) -> None:
-        """Nothing to say."""
-
-
-_notice = _Notice()
 
 
 def _array(tensor: torch.Tensor) -> Any:

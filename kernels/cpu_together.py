@@ -21,6 +21,7 @@ import numba
 import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
 
+from lightcake_fast.kernels.compiling import compiling
 from lightcake_fast.kernels.cpu_compiler import Pass, PassCache, fixed_width
 from lightcake_fast.kernels.scores import SCORES
 
@@ -131,7 +132,7 @@ def compile_layer(score: str, width: int, rows: str, read: str, *, differentiate
     kind = Kind(score, fixed_width(width), rows, read)
     if (kind, differentiated) in _seen:
         return
-    with global_compiler_lock:  # whoever else wants a pass waits for it instead of compiling it as well
+    with compiling(), global_compiler_lock:  # whoever else wants a pass waits
         if (kind, differentiated) not in _seen and _processes() > 1 and _is_built_in(score):
             passes = FORWARD + BACKWARD if differentiated else FORWARD
             _compile_together([each for each in passes if each.is_missing(kind)], kind)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from lightcake_fast.kernels.compiling import compiling
+
 
 def run_compiled(function: Callable[..., Any], *arguments: Any) -> Any:
     """What a function returns, compiled for these arguments; kept on disk for the next process if it can be.
@@ -15,7 +17,7 @@ def run_compiled(function: Callable[..., Any], *arguments: Any) -> Any:
     if not compiled.signatures:
         import numba
 
-        with suppress(OSError):  # there may be no room to keep it for the next process
+        with compiling(), suppress(OSError):  # there may be no room to keep it for the next process
             compiled.compile(tuple(map(numba.typeof, arguments)))
     return compiled(*arguments)
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError, memory_wanted
+from lightcake_fast.kernels.compiling import seconds_compiling
 from lightcake_fast.metrics import Evaluation, NonFiniteScoresError
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
@@ -141,8 +142,8 @@ class Trainer:
         self._steps = math.ceil(data.num_train / config.batch_size)
         self._records: list[dict[str, Any]] = []
         self.position = Position()
-        self._mark = time.monotonic()
-        self._next_save = self._mark + SAVE_SECONDS
+        self._mark = _working_seconds()
+        self._next_save = time.monotonic() + SAVE_SECONDS
 
     def restore(self, tensors: dict[str, Tensor], position: Position, notes: dict[str, Any]) -> None:
         """Go back to where a checkpoint was saved (see `RunFolder.load_last`)."""
@@ -165,7 +166,7 @@ class Trainer:
             self._save_best()
         elif position.best_epoch:
             self._run.load_best(position.best_epoch, self._data.fingerprint, self._rows)
-        self._mark = time.monotonic()
+        self._mark = _working_seconds()
 
     def fit(self) -> None:
         """Train to the end."""
@@ -278,7 +279,7 @@ class Trainer:
         self._reporter.epoch(record, position)
         for callback in self._callbacks:
             callback(record)
-        self._mark = time.monotonic()
+        self._mark = _working_seconds()
         self._agreed()
         if self._interrupt.signal is not None:
             self._reporter.stopped(self._interrupt.signal, position, self._run.path)
@@ -287,7 +288,7 @@ class Trainer:
     def _measure(self) -> None:
         """Bring the position's loss and times up to date: this waits for the device."""
         self.position.loss_sum = self._experiment.loss_sum()
-        now = time.monotonic()
+        now = _working_seconds()
         self.position.seconds += now - self._mark
         self.position.total_seconds += now - self._mark
         self._mark = now
@@ -297,8 +298,8 @@ class Trainer:
         state = training_state(self.model, self._step, self._experiment.generator)
         state |= self._named_rows()
         self._run.save_last(state, self.position, self._data.fingerprint, device=self._experiment.randomness)
-        took, self._mark = time.monotonic() - self._mark, time.monotonic()
-        self._next_save = self._mark + max(SAVE_SECONDS, took / SAVE_SHARE)
+        before, self._mark = self._mark, _working_seconds()
+        self._next_save = time.monotonic() + max(SAVE_SECONDS, (self._mark - before) / SAVE_SHARE)
 
     def _save_best(self) -> None:
         with self._step.average.applied():
@@ -308,3 +309,8 @@ class Trainer:
     def _named_rows(self) -> dict[str, Tensor]:
         """Of a part of a checkpoint: whose rows it has."""
         return {} if self._rows is None else {ROWS: torch.from_numpy(self._rows)}
+
+
+def _working_seconds() -> float:
+    """A clock that stands still while passes are compiled, which is done once and says nothing of speed."""
+    return time.monotonic() - seconds_compiling()
