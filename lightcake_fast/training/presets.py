@@ -179,18 +179,22 @@ BEST_ENTITY: dict[str, Settings] = {
     "family": {**_ENTITY, "layers": 2, "batch_size": 256, "lr": 1e-2, "lr_decay": 0.05, "epochs": 25},
     "fb15k-237": {
         **_WIDE_ENTITY,
+        "dim": 512,
         "batch_size": 2048,
         "lr": 1e-2,
+        "lr_decay": 0.12,
+        "weight_average": 0.995,
         "n3": 0.05,
         "mask_targets": False,
     },
-    "wn18rr": {**_WIDE_ENTITY, "layers": 2, "lr_decay": 0.15, "epochs": 10, "n3": 0.1},
+    "wn18rr": {**_WIDE_ENTITY, "layers": 2, "lr_decay": 0.15, "n3": 0.1},
 }
-# What they become for LightCAKE.
+# What they become for LightCAKE, and for models without context, whose steps have all but ended by then.
 _BEST_ENTITY_CONTEXT: dict[str, Settings] = {
-    "fb15k-237": {"context": "entity"},
-    "wn18rr": {"context": "entity", "n3": 0.03},
+    "fb15k-237": {"context": "entity", "epochs": 12},
+    "wn18rr": {"context": "entity", "epochs": 10, "n3": 0.03},
 }
+_BEST_ENTITY_ALONE: dict[str, Settings] = {"fb15k-237": {"epochs": 22}, "wn18rr": {"epochs": 22}}
 _DISTANCES = ("transe", "rotate")  # whose rows gain nothing from being short
 _SETTINGS_OF = {"transh": "transe"}  # scores with the settings of another, none of their own being searched
 # of one task alone
@@ -236,6 +240,8 @@ def preset_settings(
         best = {**BEST_ENTITY.get(key, {**_ENTITY, **steps}), **spec.overrides}
         if model == "lightcake":
             best |= {"mixing": True, **_BEST_ENTITY_CONTEXT.get(key, {})}
+        if not spec.context:
+            best |= _BEST_ENTITY_ALONE.get(key, {})
         if (spec.nearest or score) in _DISTANCES:
             best |= {"n3": 0.0}
         return best
@@ -257,8 +263,16 @@ def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> Training
         InputError: A given value is wrong, or the model has no such thing.
     """
     given = TrainingConfig(**{**PAPER, **explicit})
+    model = given.model
+    if (
+        given.task == "entity"
+        and explicit.get("layers") == 0
+        and model == "lightcake"
+        and given.score in MODELS
+    ):
+        model = given.score  # which it then is
     settings: dict[str, Any] = preset_settings(
-        given.preset, given.dataset, given.model, given.score, triples, given.task
+        given.preset, given.dataset, model, given.score, triples, given.task
     )
     untouched = TrainingConfig(**{**settings, "model": given.model})
     for name in explicit:

@@ -189,6 +189,17 @@ def test_a_saved_configuration_is_taken_again(dataset: str, task: str) -> None:
             assert model == "lightcake" or (found.context == "both" and not found.mixing)
 
 
+@pytest.mark.parametrize("dataset", ["wn18rr", "fb15k-237", "family", "ddb14"])
+@pytest.mark.parametrize("score", ["complex", "rotate"])
+def test_a_score_without_layers_has_the_preset_of_its_model(dataset: str, score: str) -> None:
+    common = {"task": "entity", "dataset": dataset, "preset": "best"}
+    ours, baseline = resolve({**common, "score": score, "layers": 0}), resolve({**common, "model": score})
+    for name in ("dim", "epochs", "lr", "lr_decay", "n3", "negatives", "weight_average", "mask_targets"):
+        assert getattr(ours, name) == getattr(baseline, name), name
+    assert ours.mixing is False
+    assert (ours.n3 == 0) == (score == "rotate" or ours.negatives == 0), "lengths say nothing of distances"
+
+
 @pytest.mark.parametrize("flag", ["n3", "negatives"])
 def test_settings_that_say_nothing_of_relations(flag: str) -> None:
     with pytest.raises(InputError, match=f"{flag}: got 3.* for the task .relation., which has"):
