@@ -7,6 +7,7 @@ Source: docs/op.md, "The gradient of one layer".
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +66,8 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
 
     With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). ``link`` has
     four numbers a context triple, in relation order, each triple's before its inverse's: first X and Y, then
-    for the entity pass slope, beta and alpha. Rows moved a raw triple: e_h, e_t, g_h, g_t.
+    for the entity pass slope, beta and alpha. Where relations have no context ``q`` is None: another
+    compilation, without Y and beta. Rows moved a raw triple: e_h, e_t, g_h, g_t.
     """
     phi_ent, phi_rel, slope, grad_r = block.phi_ent, block.phi_rel, block.slope, block.grad_r
     at, add, plus, dot, columns = block.at, block.add, block.plus, block.dot, block.columns
@@ -107,17 +109,19 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     ent_a0, rel_a0, ent_b0, rel_b0 = zero, zero, zero, zero
                     ent_a1, rel_a1, ent_b1, rel_b1 = zero, zero, zero, zero
                     for k in range(d // columns):
-                        r, r_back, q_r, q_back = at(y, row, k), at(y, back, k), at(q, row, k), at(q, back, k)
+                        r, r_back = at(y, row, k), at(y, back, k)
                         h, t = at(x, i0, k), at(x, j0, k)
                         ent_a0 += dot(phi_ent(r, t), at(g, i0, k))
-                        rel_a0 += dot(phi_rel(h, t), q_r)
                         ent_b0 += dot(phi_ent(r_back, h), at(g, j0, k))
-                        rel_b0 += dot(phi_rel(t, h), q_back)
+                        if q is not None:
+                            rel_a0 += dot(phi_rel(h, t), at(q, row, k))
+                            rel_b0 += dot(phi_rel(t, h), at(q, back, k))
                         h, t = at(x, i1, k), at(x, j1, k)
                         ent_a1 += dot(phi_ent(r, t), at(g, i1, k))
-                        rel_a1 += dot(phi_rel(h, t), q_r)
                         ent_b1 += dot(phi_ent(r_back, h), at(g, j1, k))
-                        rel_b1 += dot(phi_rel(t, h), q_back)
+                        if q is not None:
+                            rel_a1 += dot(phi_rel(h, t), at(q, row, k))
+                            rel_b1 += dot(phi_rel(t, h), at(q, back, k))
                     m0, m1 = e0 - first, e1 - first
                     own_a[m0], of_a[m0], own_b[m0], of_b[m0] = ent_a0, rel_a0, ent_b0, rel_b0
                     own_a[m1], of_a[m1], own_b[m1], of_b[m1] = ent_a1, rel_a1, ent_b1, rel_b1
@@ -125,15 +129,20 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     i, j, n = head[first + m], tail[first + m], 2 * (first + m)
                     alpha_a[m], alpha_b[m] = s[n] - norm_x[i, 0], s[n + 1] - norm_x[j, 0]
                     factor_a[m], factor_b[m] = norm_x[i, 1], norm_x[j, 1]
-                    beta_a[m], beta_b[m] = s[n] - norm_y[row, 0], s[n + 1] - norm_y[back, 0]
                     own_a[m], own_b[m] = own_a[m] - row_dot_x[i], own_b[m] - row_dot_x[j]
-                    of_a[m], of_b[m] = of_a[m] - row_dot_y[row], of_b[m] - row_dot_y[back]
+                    if q is not None:
+                        beta_a[m], beta_b[m] = s[n] - norm_y[row, 0], s[n + 1] - norm_y[back, 0]
+                        of_a[m], of_b[m] = of_a[m] - row_dot_y[row], of_b[m] - row_dot_y[back]
                 # always as many, without a remainder for scalars; the rest is not read
                 for m in range(BLOCK):
                     alpha_a[m], alpha_b[m] = exp(alpha_a[m]) * factor_a[m], exp(alpha_b[m]) * factor_b[m]
-                    beta_a[m], beta_b[m] = exp(beta_a[m]) * norm_y[row, 1], exp(beta_b[m]) * norm_y[back, 1]
-                    own_a[m] = slope_weight(alpha_a[m]) * own_a[m] + slope_weight(beta_a[m]) * of_a[m]
-                    own_b[m] = slope_weight(alpha_b[m]) * own_b[m] + slope_weight(beta_b[m]) * of_b[m]
+                    own_a[m] = slope_weight(alpha_a[m]) * own_a[m]
+                    own_b[m] = slope_weight(alpha_b[m]) * own_b[m]
+                    if q is not None:
+                        beta_a[m] = exp(beta_a[m]) * norm_y[row, 1]
+                        beta_b[m] = exp(beta_b[m]) * norm_y[back, 1]
+                        own_a[m] += slope_weight(beta_a[m]) * of_a[m]
+                        own_b[m] += slope_weight(beta_b[m]) * of_b[m]
                 for m in range(last - first):
                     n = 2 * (first + m)
                     own_a[m], own_b[m] = slope(own_a[m], s[n]), slope(own_b[m], s[n + 1])
@@ -170,7 +179,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
     g_t; a row's own e_h, g_h and result beside them.
     """
     grad_h, grad_t, columns = block.grad_h, block.grad_t, block.columns
-    at, add, plus = block.at, block.add, block.plus
+    at, add, plus, zeros = block.at, block.add, block.plus, block.zeros
 
     def run(
         x, y, g, q, own_rows, relation, tail, record, chunk, chunk_row, chunk_slot, task, link,
@@ -213,10 +222,13 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                         b, beta_b, alpha_b = handed[m, 2], handed[m, 3], handed[m, 4]
                         for k in range(d // columns):
                             e_h, e_t, e_r, e_back = at(x, row, k), at(x, t, k), at(y, r, k), at(y, back, k)
-                            as_head = grad_h(a, beta_a, at(q, r, k), e_h, e_r, e_t)
-                            as_tail = grad_t(
-                                b, alpha_b, at(g, t, k), beta_b, at(q, back, k), e_t, e_back, e_h
-                            )
+                            g_t = at(g, t, k)
+                            if q is None:
+                                as_head = grad_h(a, zero, zeros(zero), e_h, e_r, e_t)
+                                as_tail = grad_t(b, alpha_b, g_t, zero, zeros(zero), e_t, e_back, e_h)
+                            else:
+                                as_head = grad_h(a, beta_a, at(q, r, k), e_h, e_r, e_t)
+                                as_tail = grad_t(b, alpha_b, g_t, beta_b, at(q, back, k), e_t, e_back, e_h)
                             add(acc, 0, k, plus(as_head, as_tail))
                 if end > start + SUMMED:
                     for k in range(d):
@@ -261,11 +273,13 @@ def backward(
     row_dot_pass(width, -(-len(x) // ROWS), g, new_x, x if residual else x[:0], row_dot_x)
     row_dot_pass(width, -(-len(y) // ROWS), q, new_y, y if residual else y[:0], row_dot_y)
     own_g, own_q = g if residual else g[:0], q if residual and not partial else q[:0]
+    # of relations that all weigh their triples zero no gradient comes
+    through_q = None if bool((norm_y[:, 0] == math.inf).all()) else q
 
     link, part, grad_y = x.new_empty(len(s) * LINK), x.new_empty(2 * chunks, width), y.new_empty(y.shape)
     relation_pass(
         width, chunks,
-        read, y, g, q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
+        read, y, g, through_q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
         s, norm_x, norm_y, row_dot_x, row_dot_y, link, part, score=score,
     )  # fmt: skip
     sum_pass(width, len(y), grad_y, own_q, plan.relation_row, plan.relation_part, part)
@@ -273,7 +287,7 @@ def backward(
     grad_x, part = x.new_empty(x.shape), x.new_empty(slots, width)
     entity_pass(
         width, len(plan.entity_task) - 1,
-        read, y, g, q, own_g, plan.context_relation, plan.context_tail, plan.context_record,
+        read, y, g, through_q, own_g, plan.context_relation, plan.context_tail, plan.context_record,
         plan.entity_chunk, plan.entity_chunk_row, plan.entity_chunk_slot, plan.entity_task,
         link, grad_x, part, score=score,
     )  # fmt: skip

@@ -41,6 +41,7 @@ class NumbaBlock(NamedTuple):
     plus: Function  # (values, values)
     times: Function  # (weight, values)
     dot: Function  # (values, values): a number
+    zeros: Function  # (zero): values that are that number
 
     @classmethod
     def of(cls, score: str, width: int) -> "NumbaBlock":
@@ -144,6 +145,7 @@ def _one_column(width: int) -> dict[str, Function]:
         "plus": lambda a, b: (a[0] + b[0],),
         "times": lambda weight, values: (weight * values[0],),
         "dot": lambda a, b: a[0] * b[0],
+        "zeros": lambda zero: (zero,),
     }
 
 
@@ -172,6 +174,7 @@ def _two_columns(width: int) -> dict[str, Function]:
         "plus": lambda a, b: (a[0] + b[0], a[1] + b[1]),
         "times": lambda weight, values: (weight * values[0], weight * values[1]),
         "dot": lambda a, b: a[0] * b[0] + a[1] * b[1],
+        "zeros": lambda zero: (zero, zero),
     }
 
 

@@ -52,19 +52,22 @@ class Pass:
 
     def __init__(self, make: Callable[..., Callable[..., None]], tasks_a_helper: int = 1) -> None:
         self._make, self._tasks_a_helper = make, tasks_a_helper
-        self._compiled: dict[tuple[str | None, int, str], Any] = {}
-        self._functions: dict[tuple[str | None, int, str], Any] = {}
+        self._compiled: dict[tuple[str | None, int, str, bool], Any] = {}
+        self._functions: dict[tuple[str | None, int, str, bool], Any] = {}
         self.of_a_score = len(inspect.signature(make).parameters) > 1
 
     def __call__(
         self, width: int, tasks: int, rows: torch.Tensor, *arguments: Any, score: str | None = None
     ) -> None:
-        """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads; tensors pass as arrays."""
+        """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads; tensors pass as arrays.
+
+        Without what is None a pass is compiled anew, and does less.
+        """
         import torch  # not above: a process that compiles passes does not wait for it
 
         arrays = [_array(a) if isinstance(a, torch.Tensor) else a for a in (rows, *arguments)]
         arrays += [tasks, np.zeros(1, np.int64)]
-        key = score, fixed_width(width), arrays[0].dtype.name
+        key = score, fixed_width(width), arrays[0].dtype.name, any(a is None for a in arrays)
         if key not in self._compiled:
             with compiling():
                 self._compiled[key] = self.compile(*key, tuple(map(numba.typeof, arrays)))
@@ -82,28 +85,33 @@ class Pass:
         for future in begun:
             future.result()
 
-    def compile(self, score: str | None, width: int, rows: str, signature: tuple[Any, ...]) -> Any:
+    def compile(
+        self, score: str | None, width: int, rows: str, less: bool, signature: tuple[Any, ...]
+    ) -> Any:
         """The compiled function, from disk where it was kept there.
 
         Args:
             score: None for a pass that depends on no score.
             width: as ``make`` takes it.
             rows: NumPy's name of the type of the first rows.
+            less: whether an argument is None.
             signature: Numba's types of all arguments.
         """
-        function = self.function(score, width, rows)
+        function = self.function(score, width, rows, less)
         function.compile(signature)
         return function
 
-    def function(self, score: str | None, width: int, rows: str) -> Any:
+    def function(self, score: str | None, width: int, rows: str, less: bool) -> Any:
         """What Numba compiles, with its cache on disk where there is one; arguments as for ``compile``."""
-        key = score, width, rows
+        key = score, width, rows, less
         if key not in self._functions:
             blocks = [] if score is None else [NumbaBlock.of(score, width)]
             made = self._make(width, *blocks)
             # names the files and the machine code: two compilations of a pass must not be one symbol, nor two
             # types one file, in which processes that write at once would mistake one for the other
-            made.__qualname__ = "_".join([self._make.__name__, *(b.name for b in blocks), str(width), rows])
+            made.__qualname__ = "_".join(
+                [self._make.__name__, *(b.name for b in blocks), str(width), rows, *["less"] * less]
+            )
             function = numba.njit(nogil=True, **FAST)(made)
             digests = [_sources_digest(), *(b.digest for b in blocks)]
             if None not in digests:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
+from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
 from lightcake_fast.kernels.compiling import compiling
@@ -59,6 +60,7 @@ class Kind(NamedTuple):
     width: int  # 0 where they read it from the arrays
     rows: str  # NumPy's name of the rows' type
     read: str  # that of the entities that context triples read; int16 stands for bfloat16
+    relations: bool = True  # whether they have a context, whose gradient the backward then goes through
 
 
 class LayerPass(NamedTuple):
@@ -85,16 +87,18 @@ class LayerPass(NamedTuple):
         found: Pass = getattr(import_module(f"lightcake_fast.kernels.{self.module}"), self.name)
         return found
 
-    def _key(self, kind: Kind) -> tuple[str | None, int, str]:
-        return (
-            (kind.score, kind.width, kind.read) if self._pass().of_a_score else (None, kind.width, kind.rows)
-        )
+    def _key(self, kind: Kind) -> tuple[str | None, int, str, bool]:
+        if not self._pass().of_a_score:
+            return None, kind.width, kind.rows, False
+        return kind.score, kind.width, kind.read, self in BACKWARD and not kind.relations
 
     def _declared(self, kind: Kind) -> tuple[Any, tuple[Any, ...]]:
         """The function to compile and the types of its arguments."""
-        function = self._pass().function(*self._key(kind))
+        *_, less = key = self._key(kind)
+        function = self._pass().function(*key)
         code = function.py_func.__code__
-        return function, tuple(_type(name, kind) for name in code.co_varnames[: code.co_argcount])
+        names = code.co_varnames[: code.co_argcount]
+        return function, tuple(types.none if less and name == "q" else _type(name, kind) for name in names)
 
 
 FORWARD = (
@@ -119,7 +123,9 @@ def _type(name: str, kind: Kind) -> Any:
 _seen = set[tuple[Kind, bool]]()
 
 
-def compile_layer(score: str, width: int, rows: str, read: str, *, differentiated: bool) -> None:
+def compile_layer(
+    score: str, width: int, rows: str, read: str, *, relations: bool, differentiated: bool
+) -> None:
     """Compile what a layer is about to need, where several processes can: the rest as its passes are called.
 
     Args:
@@ -127,9 +133,10 @@ def compile_layer(score: str, width: int, rows: str, read: str, *, differentiate
         width: of the rows.
         rows: NumPy's name of their type.
         read: that of the entities that context triples read, "int16" for bfloat16.
+        relations: whether they have a context.
         differentiated: whether the backward comes too.
     """
-    kind = Kind(score, fixed_width(width), rows, read)
+    kind = Kind(score, fixed_width(width), rows, read, relations)
     if (kind, differentiated) in _seen:
         return
     with compiling(), global_compiler_lock:  # whoever else wants a pass waits

@@ -353,19 +353,21 @@ def _fused(
     if backend == "numba":
         x, y = _widened(x), _widened(y)
         if not torch.compiler.is_compiling():  # else its passes are compiled one by one, when they are called
-            _compile_together(x, y, score, rows)
+            _compile_together(x, y, score, context, rows)
     plan = graph.plan if backend == "numba" else graph.gpu_plan
     arguments = x, y, list(plan), mask, score, context, residual, rows, backend
     return _context_layer(*arguments)  # type: ignore[no-any-return]
 
 
-def _compile_together(x: Tensor, y: Tensor, score: str, rows: str) -> None:
+def _compile_together(x: Tensor, y: Tensor, score: str, context: str, rows: str) -> None:
     from lightcake_fast.kernels import cpu_together
 
     real = str(x.dtype).removeprefix("torch.")
     read = "int16" if rows == "bfloat16" and x.dtype == torch.float32 else real
     differentiated = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-    cpu_together.compile_layer(score, x.shape[1], real, read, differentiated=differentiated)
+    cpu_together.compile_layer(
+        score, x.shape[1], real, read, relations=context != "entity", differentiated=differentiated
+    )
 
 
 @operator("context_layer", "cpu")

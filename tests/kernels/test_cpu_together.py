@@ -161,11 +161,11 @@ def test_helpers_are_called_once_and_only_for_what_they_know(
     monkeypatch.setattr(cpu_together.LayerPass, "is_missing", lambda *_: True)
     compile_layer = cpu_together.compile_layer
     for differentiated in (False, True, True):
-        compile_layer("distmult", 7, "float32", "int16", differentiated=differentiated)
+        compile_layer("distmult", 7, "float32", "int16", relations=True, differentiated=differentiated)
     register_score("crossed", Crossed)
-    compile_layer("crossed", 8, "float32", "float32", differentiated=True)
+    compile_layer("crossed", 8, "float32", "float32", relations=True, differentiated=True)
     monkeypatch.setattr(cpu_together, "_processes", lambda: 1)
-    compile_layer("distmult", 64, "float32", "float32", differentiated=True)
+    compile_layer("distmult", 64, "float32", "float32", relations=True, differentiated=True)
     kind = Kind("distmult", 0, "float32", "int16")
     assert calls == [(3, kind), (7, kind)]
 
@@ -194,7 +194,13 @@ def test_the_backward_is_compiled_where_somebody_may_ask_for_it(
     x.requires_grad_()
     with torch.set_grad_enabled(differentiated), pytest.raises(AskedError) as asked:
         context_layer(x, y, graph, rows="bfloat16", backend="numba")
-    assert asked.value.args == ("distmult", 7, "float32", "int16", {"differentiated": differentiated})
+    assert asked.value.args == (
+        "distmult",
+        7,
+        "float32",
+        "int16",
+        {"relations": True, "differentiated": differentiated},
+    )
 
 
 @pytest.mark.parametrize("context", ["both", "entity", "relation"])
@@ -208,8 +214,9 @@ def test_the_types_declared_are_those_that_passes_get(
 ) -> None:
     got = dict[Any, Any]()
 
-    def compile_nothing(self: Any, score: str | None, width: int, name: str, signature: Any) -> Any:
-        got[self, score, width, name] = signature
+    def compile_nothing(self: Any, *arguments: Any) -> Any:
+        key = (self, *arguments[:-1])
+        got[key] = arguments[-1]
         return lambda *_: None
 
     monkeypatch.setattr(cpu_compiler.Pass, "compile", compile_nothing)
@@ -218,7 +225,7 @@ def test_the_types_declared_are_those_that_passes_get(
     for left_out in (mask, None):
         layer_results(x, y, graph, mask=left_out, context=context, rows=rows, backend="numba")
     read = "int16" if rows == "bfloat16" and dtype == torch.float32 else str(dtype)[6:]
-    kind = Kind("distmult", 0, str(dtype)[6:], read)
+    kind = Kind("distmult", 0, str(dtype)[6:], read, context != "entity")
     declared = {(each._pass(), *each._key(kind)): each._declared(kind)[1] for each in FORWARD + BACKWARD}
     assert got.keys() <= declared.keys()
     assert len(got) == len(declared) - (context == "relation")  # which sums no entity's context
