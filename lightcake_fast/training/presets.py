@@ -191,10 +191,12 @@ BEST_ENTITY: dict[str, Settings] = {
 }
 # What they become for LightCAKE, and for models without context, whose steps have all but ended by then.
 _BEST_ENTITY_CONTEXT: dict[str, Settings] = {
+    "family": {},
     "fb15k-237": {"context": "entity", "epochs": 12},
     "wn18rr": {"context": "entity", "epochs": 10, "n3": 0.03},
 }
 _BEST_ENTITY_ALONE: dict[str, Settings] = {"fb15k-237": {"epochs": 22}, "wn18rr": {"epochs": 22}}
+WIDE = 1_000_000  # training triples of one's own: with more, rows that rank entities are no wider than others
 _DISTANCES = ("transe", "rotate")  # whose rows gain nothing from being short
 _SETTINGS_OF = {"transh": "transe"}  # scores with the settings of another, none of their own being searched
 # of one task alone
@@ -237,9 +239,10 @@ def preset_settings(
     fallback = OWN_DATA if triples is None else own_data(triples)
     if task == "entity":
         steps = {name: fallback[name] for name in ("batch_size", "epochs", "patience")}
-        best = {**BEST_ENTITY.get(key, {**_ENTITY, **steps}), **spec.overrides}
+        own = {**_WIDE_ENTITY, "n3": 0.05, **steps, "dim": 64 if (triples or 0) > WIDE else 256}
+        best = {**BEST_ENTITY.get(key, own), **spec.overrides}
         if model == "lightcake":
-            best |= {"mixing": True, **_BEST_ENTITY_CONTEXT.get(key, {})}
+            best |= {"mixing": True, **_BEST_ENTITY_CONTEXT.get(key, {"context": "entity"})}
         if not spec.context:
             best |= _BEST_ENTITY_ALONE.get(key, {})
         if (spec.nearest or score) in _DISTANCES:
