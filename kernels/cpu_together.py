@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba import types
 from numba.core.compiler_lock import global_compiler_lock
 
 from lightcake_fast.kernels.compiling import compiling
@@ -98,7 +97,9 @@ class LayerPass(NamedTuple):
         function = self._pass().function(*key)
         code = function.py_func.__code__
         names = code.co_varnames[: code.co_argcount]
-        return function, tuple(types.none if less and name == "q" else _type(name, kind) for name in names)
+        return function, tuple(
+            numba.types.none if less and name == "q" else _type(name, kind) for name in names
+        )
 
 
 FORWARD = (
