@@ -1,4 +1,4 @@
-"""The time that this process waits for the compiler of the CPU passes, which it says once."""
+"""The time that a thread waits for the compiler of the CPU passes, which the process says once."""
 
 import functools
 import sys
@@ -9,24 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class _Clock:
-    """The time during which any thread waits for the compiler."""
+class _Clock(threading.local):
+    """The time for which a thread waits for the compiler: its own, since the others go on working."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._lock, self._waiting, self._since = threading.Lock(), 0, 0.0
-
-    def start(self) -> None:
-        with self._lock:
-            if not self._waiting:
-                self._since = time.monotonic()
-            self._waiting += 1
-
-    def stop(self) -> None:
-        with self._lock:
-            self._waiting -= 1
-            if not self._waiting:
-                self.seconds += time.monotonic() - self._since
+    seconds = 0.0
+    depth = 0
 
 
 _clock = _Clock()
@@ -37,16 +24,19 @@ def compiling() -> Iterator[None]:
     """Around what compiles if its result is not on disk: counted, and told once a process if it does."""
     from numba.core import event
 
-    _clock.start()
+    start, outermost = time.monotonic(), not _clock.depth
+    _clock.depth += 1
     try:
         with event.install_listener("numba:compile", _notice()):
             yield
     finally:
-        _clock.stop()
+        _clock.depth -= 1
+        if outermost:
+            _clock.seconds += time.monotonic() - start
 
 
 def seconds_compiling() -> float:
-    """How long this process has waited for the compiler, or for its results on disk."""
+    """How long this thread has waited for the compiler, or for its results on disk."""
     return _clock.seconds
 
 

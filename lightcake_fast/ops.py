@@ -353,13 +353,14 @@ def _fused(
     if backend == "numba":
         x, y = _widened(x), _widened(y)
         if not torch.compiler.is_compiling():  # else its passes are compiled one by one, when they are called
-            _compile_together(x, y, score, context, rows)
+            compile_together(x, y, score, context, rows)
     plan = graph.plan if backend == "numba" else graph.gpu_plan
     arguments = x, y, list(plan), mask, score, context, residual, rows, backend
     return _context_layer(*arguments)  # type: ignore[no-any-return]
 
 
-def _compile_together(x: Tensor, y: Tensor, score: str, context: str, rows: str) -> None:
+def compile_together(x: Tensor, y: Tensor, score: str, context: str, rows: str) -> None:
+    """Compile the CPU passes that a layer with these arguments lacks, in several processes."""
     from lightcake_fast.kernels import cpu_together
 
     real = str(x.dtype).removeprefix("torch.")

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels.plan import stable_order
+from lightcake_fast.ops import compile_together
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.sharding import operator
 
@@ -83,6 +84,7 @@ def context_rows(
         )
     else:
         tables = entities.contiguous(), relations.contiguous()
+        compile_together(*tables, score, "entity", rows)
         new = _PartialLayer.apply(*tables, part.graph, off, score, residual, rows)  # type: ignore[no-untyped-call]
     return functional.embedding(part.rows, new)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.models import MODELS, takers
+from lightcake_fast.models import MODELS, ModelSpec, takers
 from lightcake_fast.scores import BUILT_IN, SCORES
 from lightcake_fast.training.config import TrainingConfig, dataset_key
 
@@ -240,7 +240,7 @@ def preset_settings(
     if task == "entity":
         steps = {name: fallback[name] for name in ("batch_size", "epochs", "patience")}
         own = {**_WIDE_ENTITY, "n3": 0.05, **steps, "dim": 64 if (triples or 0) > WIDE else 256}
-        best = {**BEST_ENTITY.get(key, own), **spec.overrides}
+        best = _of_model(BEST_ENTITY.get(key, own), spec, searched=key in BEST_ENTITY)
         if model == "lightcake":
             best |= {"mixing": True, **_BEST_ENTITY_CONTEXT.get(key, {"context": "entity"})}
         if not spec.context:
@@ -250,9 +250,15 @@ def preset_settings(
         return best
     best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), fallback)
     if model != "lightcake":
-        return {**best, **spec.overrides}
+        return _of_model(best, spec, searched=best is not fallback)
     searched = score if (key, score) in BEST or score not in BUILT_IN else "distmult"
     return {**best, **BEST_TERMS.get((key, searched), TERMS)}
+
+
+def _of_model(settings: Settings, spec: ModelSpec, *, searched: bool) -> Settings:
+    """What settings become for a model; epochs that go by the number of triples get no fewer."""
+    found = {**settings, **spec.overrides}
+    return found if searched else {**found, "epochs": max(found["epochs"], settings["epochs"])}
 
 
 def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> TrainingConfig:

@@ -14,6 +14,7 @@ import torch
 from numba.core import event
 
 from lightcake_fast import context_layer, register_score
+from lightcake_fast import rows as rows_module
 from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward, cpu_merge, cpu_together
 from lightcake_fast.kernels.cpu_together import BACKWARD, FORWARD, Kind
 from tests.support.comparison import assert_bitwise_equal
@@ -201,6 +202,18 @@ def test_the_backward_is_compiled_where_somebody_may_ask_for_it(
         "int16",
         {"relations": True, "differentiated": differentiated},
     )
+
+
+def test_rows_alone_are_compiled_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(cpu_together, "compile_layer", lambda *kind, **options: asked.append((kind, options)))
+    monkeypatch.setattr(rows_module, "CUTTING", 0)
+    x, y, graph, _ = layer_inputs("degrees", 7, torch.float32)
+    part = rows_module.part_of(graph, torch.tensor([3]), 7)
+    assert part is not None
+    rows_module.context_rows(x[part.entities].requires_grad_(), y, part, backend="numba")
+    options = {"relations": False, "differentiated": True}
+    assert asked == [(("distmult", 7, "float32", "float32"), options)]
 
 
 @pytest.mark.parametrize("context", ["both", "entity", "relation"])

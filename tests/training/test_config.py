@@ -294,3 +294,10 @@ def test_a_configuration_that_an_older_version_saved_trains_as_it_did(tmp_path: 
     assert resolve(read_settings(tmp_path / "config.json")) == config
     (tmp_path / "few.json").write_text(json.dumps({"dataset": "wn18rr"}))
     assert resolve(read_settings(tmp_path / "few.json")).paths
+
+
+@pytest.mark.parametrize("flags", [{"model": "complex"}, {"score": "complex", "layers": 0}], ids=str)
+@pytest.mark.parametrize("task", ["relation", "entity"])
+def test_few_triples_get_many_epochs_in_every_model(flags: dict[str, Any], task: str) -> None:
+    epochs = [resolve({"dataset": "of/mine", "task": task, **flags}, count).epochs for count in (10, 1000)]
+    assert epochs == [2000, 63]

@@ -1,6 +1,7 @@
 """A whole training through the fast layer: what it learns must be worth something."""
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -62,3 +63,16 @@ def test_waiting_for_the_compiler_is_no_training_time(
     (record,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert waited >= 1
     assert record["seconds"] <= results["seconds"] <= took - waited
+
+
+def test_what_another_thread_compiles_is_no_wait_of_this_one() -> None:
+    def wait() -> None:
+        with compiling():
+            time.sleep(0.2)
+
+    before, other = seconds_compiling(), threading.Thread(target=wait)
+    other.start()
+    other.join()
+    assert seconds_compiling() == before
+    wait()
+    assert seconds_compiling() >= before + 0.2
