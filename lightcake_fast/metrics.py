@@ -188,8 +188,8 @@ def relation_ranks(
     rivals = scores.scatter(1, column, -torch.inf)
     if known is not None:
         rivals[known] = -torch.inf
-    ids = torch.arange(scores.shape[1], device=scores.device)
-    return ranks_of(count_rivals(rivals, true, ties, ids < column if ties == "index" else None), ties)
+    before = torch.arange(scores.shape[1], device=scores.device) < column if ties == "index" else None
+    return ranks_of(count_rivals(rivals, true, ties, before), ties)
 
 
 def all_finite(scores: Tensor) -> bool:

@@ -64,7 +64,9 @@ class Spread(NamedTuple):
     def of(cls, entities: Tensor) -> "Spread":
         """That of rows (N, d)."""
         rows = entities.detach()
-        return cls(rows.mean(0), _squares(rows - rows.mean(0)).max())
+        centre = rows.mean(0)
+        largest = [_squares(block - centre).max() for block in _blocks(rows.shape[1], rows)]
+        return cls(centre, torch.stack(largest).max())
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,21 @@ def cubed_moduli(score: str | None, rows: Tensor) -> Tensor:
     real, imaginary = rows.chunk(2, 1)
     squared = real.square() + imaginary.square()
     return squared * squared.clamp_min(torch.finfo(rows.dtype).tiny).sqrt()
+
+
+def distinct_questions(heads: Tensor, relations: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
+    """Questions without those that are asked again.
+
+    Args:
+        heads: int64 (M,).
+        relations: int64 (M,), below ``kinds``.
+        kinds: 2R.
+
+    Returns:
+        Questions, int64 (B, 2), ascending; the number of each given one among them, int64 (M,).
+    """
+    keys, question = torch.unique(heads * kinds + relations, return_inverse=True)
+    return torch.stack([keys // kinds, keys % kinds], 1), question
 
 
 def measures_distance(score: str | None) -> bool:

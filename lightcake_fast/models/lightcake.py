@@ -152,44 +152,35 @@ class LightCAKE(RelationModel):
         backend: str,
         rows: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        parts: list[Part] = []
-        read: Tensor | None = rows  # the entities whose rows the layers that are left must give
-        while read is not None and len(parts) < self.layers and self.context == "entity":
-            part = part_of(graph, read, entities.shape[1], backend)
-            read = part and part.entities
-            parts += [part] if part else []
-        if not parts:
-            return self._last_rows(entities, relations, graph, mask, backend, rows)
-        whole = self.layers - len(parts)
+        parts = self._parts(graph, rows, entities.shape[1], backend)
+        if not parts and (not self.layers or len(rows) >= len(entities)):
+            x, y = self._through(self.layers, entities, relations, graph, mask, backend)
+            return functional.embedding(rows, x), y
+        whole = self.layers - max(1, len(parts))
         entities, relations = self._through(whole, entities, relations, graph, mask, backend)
-        entities = functional.embedding(parts[-1].entities, entities)
-        for layer, part in enumerate(reversed(parts), start=whole):
+        if not parts:  # fewer rows are mixed
+            x, y = self._context(entities, relations, graph, mask, backend)
+            x = functional.embedding(rows, x)
+            if self.mixes:
+                entities = functional.embedding(rows, entities)
+            return self._mixed(whole, entities, relations, x, y)
+        entities = functional.embedding(parts[0].entities, entities)
+        for layer, part in enumerate(parts, start=whole):
             x = context_rows(entities, self.read_relations(relations), part, **self._options(mask, backend))
             if self.mixes:
                 entities = functional.embedding(part.rows, entities)
             entities, relations = self._mixed(layer, entities, relations, x, relations)
         return entities, relations
 
-    def _last_rows(
-        self,
-        entities: Tensor,
-        relations: Tensor,
-        graph: ContextGraph,
-        mask: Tensor | None,
-        backend: str,
-        rows: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Some rows of whole layers, of which the last mixes these alone where they are fewer."""
-        last = self.layers - 1
-        if not self.layers or len(rows) >= len(entities):
-            x, y = self._through(self.layers, entities, relations, graph, mask, backend)
-            return functional.embedding(rows, x), y
-        entities, relations = self._through(last, entities, relations, graph, mask, backend)
-        x, y = self._context(entities, relations, graph, mask, backend)
-        x = functional.embedding(rows, x)
-        if self.mixes:
-            entities = functional.embedding(rows, entities)
-        return self._mixed(last, entities, relations, x, y)
+    def _parts(self, graph: ContextGraph, rows: Tensor, dim: int, backend: str) -> list[Part]:
+        """What the last layers read for some rows of d numbers, in their order; none where it is much."""
+        parts: list[Part] = []
+        while self.context == "entity" and len(parts) < self.layers:
+            part = part_of(graph, parts[0].entities if parts else rows, dim, backend)
+            if part is None:
+                break
+            parts.insert(0, part)
+        return parts
 
     def refine_shard(
         self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str

@@ -30,6 +30,7 @@ from lightcake_fast.models.entity_scores import (
     Spread,
     all_scores,
     cubed_moduli,
+    distinct_questions,
     measures_distance,
 )
 from lightcake_fast.sharding.data import ShardData
@@ -88,11 +89,9 @@ class ShardedQuestions:
         Returns:
             A scalar; the shares of all ranks add up to the loss of one process.
         """
-        kinds = 2 * self._data.num_relations
-        keys, question = torch.unique(asked[:, 0] * kinds + asked[:, 1], return_inverse=True)
+        asked_once, question = distinct_questions(asked[:, 0], asked[:, 1], 2 * self._data.num_relations)
         own = tables[0] if compared is None else functional.embedding(self._own(compared)[1], tables[0])
         count = self._data.num_entities if compared is None else len(compared)
-        asked_once = torch.stack([keys // kinds, keys % kinds], 1)
         questions, heads = self._ask(tables, asked_once, self._spread(own, count))
         if len(own):
             log_sums, sums = questions.log_sums(own)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import RelationModel
-from lightcake_fast.models.entity_scores import cubed_moduli
+from lightcake_fast.models.entity_scores import cubed_moduli, distinct_questions
 from lightcake_fast.training.average import WeightAverage
 from lightcake_fast.training.config import TrainingConfig
 
@@ -109,9 +109,7 @@ class EntityStep(TrainingStep):
         refined = self._refined(batch % self._graph.num_triples, compared)
         if compared is not None:
             heads, answers = torch.searchsorted(compared, heads), torch.searchsorted(compared, answers)
-        kinds = 2 * self._graph.num_relations
-        keys, question = torch.unique(heads * kinds + relations, return_inverse=True)
-        questions = torch.stack([keys // kinds, keys % kinds], 1)
+        questions, question = distinct_questions(heads, relations, 2 * self._graph.num_relations)
         loss = self._model.entity_loss(refined, questions, answers, question, self._config.label_smoothing)
         if not self._config.n3:
             return loss
