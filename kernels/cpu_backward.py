@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba.extending import register_jitable
 
-from lightcake_fast.kernels.cpu_blocks import NumbaBlock
+from lightcake_fast.kernels.cpu_blocks import NumbaBlock, along, along_from, normal, own_products
 from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefetch_row
 from lightcake_fast.kernels.cpu_math import FAST, exp
 from lightcake_fast.kernels.cpu_merge import sum_pass
@@ -26,6 +26,7 @@ ROWS = 64  # rows of a task of the row products
 SUMMED = 32  # context triples whose gradients are summed before the rest is added
 BLOCK = 16  # raw triples whose weights are computed at once
 LINK = 4  # numbers that a context triple hands from the relation pass to the entity pass: the last is empty
+PLANES_LINK = 8  # with planes: the last two are empty
 
 
 @Pass
@@ -65,12 +66,16 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
     """dL/ds of each raw triple and its inverse, and each chunk's share of dL/dr of both.
 
     With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). ``link`` has
-    four numbers a context triple, in relation order, each triple's before its inverse's: first X and Y, then
-    for the entity pass slope, beta and alpha. Where relations have no context ``q`` is None: another
-    compilation, without Y and beta. Rows moved a raw triple: e_h, e_t, g_h, g_t.
+    four numbers a context triple, in relation order, each triple's before its inverse's, for the entity pass:
+    slope, beta and alpha. With planes dL/dw comes behind dL/dr, and ``link`` has eight: by how much the
+    relation leans, and the gradients of the projected head and tail along the normal. Where relations have no
+    context ``q`` is None: another compilation, without Y and beta. Rows moved a raw triple: e_h, e_t, g_h,
+    g_t.
     """
     phi_ent, phi_rel, slope, grad_r = block.phi_ent, block.phi_rel, block.slope, block.grad_r
     at, add, plus, dot, columns = block.at, block.add, block.plus, block.dot, block.columns
+    grad_h, zeros, leaning, planes = block.grad_h, block.zeros, block.leaning, block.planes
+    tables, stride = (2, PLANES_LINK) if planes else (1, LINK)
 
     def run(
         x, y, g, q, head, tail, chunk, chunk_row,
@@ -79,9 +84,12 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
         d = width if width > 0 else x.shape[1]
         zero = y.dtype.type(0)
         block = BLOCK if d <= 128 else BLOCK // 2  # their rows stay in the first cache
-        w = np.empty((10, BLOCK), y.dtype)
+        w = np.zeros((18, BLOCK), y.dtype)
         own_a, own_b, of_a, of_b, factor_a, factor_b = w[0], w[1], w[2], w[3], w[4], w[5]
         alpha_a, alpha_b, beta_a, beta_b = w[6], w[7], w[8], w[9]
+        # with planes, along the normals: t - h, the tail, the gradient of the head's row, of the projected h
+        lean_a, lean_b, tail_a, tail_b = w[10], w[11], w[12], w[13]
+        pull_a, pull_b, turn_a, turn_b = w[14], w[15], w[16], w[17]
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
         short_g = d * g.itemsize < LONG_ROW
         p = next_task(counter)
@@ -89,14 +97,27 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
             row = chunk_row[p]
             back, p_back = row + num_relations, p + tasks
             start, end = chunk[p], chunk[p + 1]
-            for k in range(d):
+            for k in range(tables * d):
                 part[p, k] = zero
                 part[p_back, k] = zero
+            q_a, q_b = zero, zero
+            if planes:
+                (square_a, r_a), (square_b, r_b) = own_products(y, row, d), own_products(y, back, d)
+                if q is not None:
+                    q_a, q_b = along(q, row, y, row, d), along(q, back, y, back, d)
             for first in range(start, end, block):
                 last = min(first + block, end)
                 for e0 in range(first, last, 2):
                     e1 = min(e0 + 1, last - 1)  # past the end the last triple is taken again
                     i0, i1, j0, j1 = head[e0], head[e1], tail[e0], tail[e1]
+                    m0, m1 = e0 - first, e1 - first
+                    if planes:
+                        for e in range(e0, e1 + 1):
+                            i, j, m = head[e], tail[e], e - first
+                            lean_a[m] = along_from(x, i, j, y, row, d)
+                            lean_b[m] = along_from(x, j, i, y, back, d)
+                            tail_a[m], tail_b[m] = along(x, j, y, row, d), along(x, i, y, back, d)
+                            pull_a[m], pull_b[m] = along(g, i, y, row, d), along(g, j, y, back, d)
                     for e in range(min(e0 + 4, end), min(e0 + 6, end) if short else 0):
                         if head[e] != head[e - 1]:
                             prefetch_row(x, head[e], d)
@@ -111,18 +132,17 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     for k in range(d // columns):
                         r, r_back = at(y, row, k), at(y, back, k)
                         h, t = at(x, i0, k), at(x, j0, k)
-                        ent_a0 += dot(phi_ent(r, t), at(g, i0, k))
-                        ent_b0 += dot(phi_ent(r_back, h), at(g, j0, k))
+                        ent_a0 += dot(phi_ent(leaning(r, y, row, k, tail_a[m0]), t), at(g, i0, k))
+                        ent_b0 += dot(phi_ent(leaning(r_back, y, back, k, tail_b[m0]), h), at(g, j0, k))
                         if q is not None:
                             rel_a0 += dot(phi_rel(h, t), at(q, row, k))
                             rel_b0 += dot(phi_rel(t, h), at(q, back, k))
                         h, t = at(x, i1, k), at(x, j1, k)
-                        ent_a1 += dot(phi_ent(r, t), at(g, i1, k))
-                        ent_b1 += dot(phi_ent(r_back, h), at(g, j1, k))
+                        ent_a1 += dot(phi_ent(leaning(r, y, row, k, tail_a[m1]), t), at(g, i1, k))
+                        ent_b1 += dot(phi_ent(leaning(r_back, y, back, k, tail_b[m1]), h), at(g, j1, k))
                         if q is not None:
                             rel_a1 += dot(phi_rel(h, t), at(q, row, k))
                             rel_b1 += dot(phi_rel(t, h), at(q, back, k))
-                    m0, m1 = e0 - first, e1 - first
                     own_a[m0], of_a[m0], own_b[m0], of_b[m0] = ent_a0, rel_a0, ent_b0, rel_b0
                     own_a[m1], of_a[m1], own_b[m1], of_b[m1] = ent_a1, rel_a1, ent_b1, rel_b1
                 for m in range(last - first):  # what is gathered, before arithmetic that LLVM vectorizes
@@ -133,6 +153,8 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     if q is not None:
                         beta_a[m], beta_b[m] = s[n] - norm_y[row, 0], s[n + 1] - norm_y[back, 0]
                         of_a[m], of_b[m] = of_a[m] - row_dot_y[row], of_b[m] - row_dot_y[back]
+                        if planes:
+                            of_a[m], of_b[m] = of_a[m] - lean_a[m] * q_a, of_b[m] - lean_b[m] * q_b
                 # always as many, without a remainder for scalars; the rest is not read
                 for m in range(BLOCK):
                     alpha_a[m], alpha_b[m] = exp(alpha_a[m]) * factor_a[m], exp(alpha_b[m]) * factor_b[m]
@@ -146,8 +168,16 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                 for m in range(last - first):
                     n = 2 * (first + m)
                     own_a[m], own_b[m] = slope(own_a[m], s[n]), slope(own_b[m], s[n + 1])
-                    link[4 * n], link[4 * n + 1], link[4 * n + 2] = own_a[m], beta_a[m], alpha_a[m]
-                    link[4 * n + 4], link[4 * n + 5], link[4 * n + 6] = own_b[m], beta_b[m], alpha_b[m]
+                    own, inverse = stride * n, stride * (n + 1)
+                    link[own], link[own + 1], link[own + 2] = own_a[m], beta_a[m], alpha_a[m]
+                    link[inverse], link[inverse + 1], link[inverse + 2] = own_b[m], beta_b[m], alpha_b[m]
+                    if planes:
+                        turn_a[m] = own_a[m] * (lean_a[m] * (1 - square_a) - r_a) - beta_a[m] * q_a
+                        turn_b[m] = own_b[m] * (lean_b[m] * (1 - square_b) - r_b) - beta_b[m] * q_b
+                        link[own + 3], link[own + 4] = lean_a[m], turn_a[m]
+                        link[inverse + 3], link[inverse + 4] = lean_b[m], turn_b[m]
+                        link[own + 5] = alpha_a[m] * pull_a[m] - turn_a[m]
+                        link[inverse + 5] = alpha_b[m] * pull_b[m] - turn_b[m]
                 for e0 in range(first, last, 2):
                     e1 = min(e0 + 1, last - 1)
                     i0, i1, j0, j1 = head[e0], head[e1], tail[e0], tail[e1]
@@ -159,12 +189,37 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     for k in range(d // columns):
                         r, r_back = at(y, row, k), at(y, back, k)
                         h0, t0, h1, t1 = at(x, i0, k), at(x, j0, k), at(x, i1, k), at(x, j1, k)
-                        first_a = grad_r(a0, alpha_a0, at(g, i0, k), h0, r, t0)
-                        first_b = grad_r(b0, alpha_b0, at(g, j0, k), t0, r_back, h0)
-                        add(part, p, k, plus(first_a, grad_r(a1, alpha_a1, at(g, i1, k), h1, r, t1)))
-                        add(
-                            part, p_back, k, plus(first_b, grad_r(b1, alpha_b1, at(g, j1, k), t1, r_back, h1))
-                        )
+                        r0, back0 = leaning(r, y, row, k, lean_a[m0]), leaning(r_back, y, back, k, lean_b[m0])
+                        r1, back1 = leaning(r, y, row, k, lean_a[m1]), leaning(r_back, y, back, k, lean_b[m1])
+                        first_a = grad_r(a0, alpha_a0, at(g, i0, k), h0, r0, t0)
+                        first_b = grad_r(b0, alpha_b0, at(g, j0, k), t0, back0, h0)
+                        add(part, p, k, plus(first_a, grad_r(a1, alpha_a1, at(g, i1, k), h1, r1, t1)))
+                        add(part, p_back, k, plus(first_b, grad_r(b1, alpha_b1, at(g, j1, k), t1, back1, h1)))
+                if planes:
+                    for e in range(first, last):
+                        i, j, m = head[e], tail[e], e - first
+                        for k in range(d):
+                            r, r_back = at(y, row, k), at(y, back, k)
+                            h, t, q_r, q_back = at(x, i, k), at(x, j, k), zeros(zero), zeros(zero)
+                            if q is not None:
+                                q_r, q_back = at(q, row, k), at(q, back, k)
+                            g_h, g_t = at(g, i, k), at(g, j, k)
+                            r, r_back = (
+                                leaning(r, y, row, k, lean_a[m]),
+                                leaning(r_back, y, back, k, lean_b[m]),
+                            )
+                            to_h = grad_h(own_a[m], beta_a[m], q_r, h, r, t)
+                            to_t = grad_h(own_b[m], beta_b[m], q_back, t, r_back, h)
+                            part[p, d + k] += (
+                                turn_a[m] * (t[0] - h[0])
+                                + lean_a[m] * to_h[0]
+                                - alpha_a[m] * (pull_a[m] * t[0] + tail_a[m] * g_h[0])
+                            )
+                            part[p_back, d + k] += (
+                                turn_b[m] * (h[0] - t[0])
+                                + lean_b[m] * to_t[0]
+                                - alpha_b[m] * (pull_b[m] * h[0] + tail_b[m] * g_t[0])
+                            )
             p = next_task(counter)
 
     return run
@@ -180,6 +235,8 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
     """
     grad_h, grad_t, columns = block.grad_h, block.grad_t, block.columns
     at, add, plus, zeros = block.at, block.add, block.plus, block.zeros
+    leaning, planes = block.leaning, block.planes
+    stride = PLANES_LINK if planes else LINK
 
     def run(
         x, y, g, q, own_rows, relation, tail, record, chunk, chunk_row, chunk_slot, task, link,
@@ -188,15 +245,18 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
         d = width if width > 0 else x.shape[1]
         zero = y.dtype.type(0)
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
-        handed, acc = np.empty((LONGEST_TASK, 5), y.dtype), np.empty((1, d), y.dtype)
+        handed, acc = np.empty((LONGEST_TASK, 9), y.dtype), np.empty((1, d), y.dtype)
         n = next_task(counter)
         while n < tasks:
             base, last = chunk[task[n]], chunk[task[n + 1]]
             # the cache misses of all links at once, not one by one between the rows
             for e in range(base, last):
-                own, inverse, m = LINK * record[e], LINK * (record[e] ^ 1), e - base
+                own, inverse, m = stride * record[e], stride * (record[e] ^ 1), e - base
                 handed[m, 0], handed[m, 1] = link[own], link[own + 1]
                 handed[m, 2], handed[m, 3], handed[m, 4] = link[inverse], link[inverse + 1], link[inverse + 2]
+                if planes:
+                    handed[m, 5], handed[m, 6] = link[own + 3], link[own + 4]
+                    handed[m, 7], handed[m, 8] = link[inverse + 3], link[inverse + 5]
             for p in range(task[n], task[n + 1]):
                 row, slot = chunk_row[p], chunk_slot[p]
                 target, to = (out, row) if slot < 0 else (part, slot)
@@ -220,8 +280,13 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                             prefetch_row(g, soon, d)
                         a, beta_a = handed[m, 0], handed[m, 1]
                         b, beta_b, alpha_b = handed[m, 2], handed[m, 3], handed[m, 4]
+                        lean_a, turn_a, lean_b, turn_b = zero, zero, zero, zero
+                        if planes:
+                            lean_a, turn_a = handed[m, 5], handed[m, 6]
+                            lean_b, turn_b = handed[m, 7], handed[m, 8]
                         for k in range(d // columns):
                             e_h, e_t, e_r, e_back = at(x, row, k), at(x, t, k), at(y, r, k), at(y, back, k)
+                            e_r, e_back = leaning(e_r, y, r, k, lean_a), leaning(e_back, y, back, k, lean_b)
                             g_t = at(g, t, k)
                             if q is None:
                                 as_head = grad_h(a, zero, zeros(zero), e_h, e_r, e_t)
@@ -230,6 +295,8 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                                 as_head = grad_h(a, beta_a, at(q, r, k), e_h, e_r, e_t)
                                 as_tail = grad_t(b, alpha_b, g_t, beta_b, at(q, back, k), e_t, e_back, e_h)
                             add(acc, 0, k, plus(as_head, as_tail))
+                            if planes:
+                                acc[0, k] -= turn_a * normal(y, r, k, d) + turn_b * normal(y, back, k, d)
                 if end > start + SUMMED:
                     for k in range(d):
                         acc[0, k] += target[to, k]
@@ -263,9 +330,9 @@ def backward(
 ) -> tuple[Tensor, Tensor]:
     """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
 
-    A row without a live triple, or outside the context, has maximum +inf: its weights are zero. Without
-    ``residual`` the new rows are what x and y gain. With ``partial`` dL/dy leaves out q: relations have other
-    triples elsewhere.
+    With planes y, q and dL/dy are [2R, 2 d]. A row without a live triple, or outside the context, has maximum
+    +inf: its weights are zero. Without ``residual`` the new rows are what x and y gain. With ``partial``
+    dL/dy leaves out q: relations have other triples elsewhere.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     read = x if gathered is None else gathered
@@ -276,13 +343,18 @@ def backward(
     # of relations that all weigh their triples zero no gradient comes
     through_q = None if bool((norm_y[:, 0] == math.inf).all()) else q
 
-    link, part, grad_y = x.new_empty(len(s) * LINK), x.new_empty(2 * chunks, width), y.new_empty(y.shape)
+    stride = LINK if y.shape[1] == width else PLANES_LINK
+    link, part, grad_y = (
+        x.new_empty(len(s) * stride),
+        y.new_empty(2 * chunks, y.shape[1]),
+        y.new_empty(y.shape),
+    )
     relation_pass(
         width, chunks,
         read, y, g, through_q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,
         s, norm_x, norm_y, row_dot_x, row_dot_y, link, part, score=score,
     )  # fmt: skip
-    sum_pass(width, len(y), grad_y, own_q, plan.relation_row, plan.relation_part, part)
+    sum_pass(y.shape[1], len(y), grad_y, own_q, plan.relation_row, plan.relation_part, part)
 
     grad_x, part = x.new_empty(x.shape), x.new_empty(slots, width)
     entity_pass(

@@ -14,7 +14,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.extending import overload, register_jitable
 
 from lightcake_fast.kernels.cpu_math import FAST, number
-from lightcake_fast.kernels.scores import SCORES
+from lightcake_fast.kernels.scores import SCORES, has_planes
 
 Function = Callable[..., Any]
 
@@ -28,6 +28,7 @@ class NumbaBlock(NamedTuple):
     name: str  # of the score, for symbols and files
     digest: str | None  # of what the block's functions do; None where that cannot be told
     columns: int
+    planes: bool  # relations have normals, behind their own row
     psi_term: Function
     psi: Function  # of the total
     slope: Function  # (delta, psi): dL/dpsi made into the factor of the gradients
@@ -37,6 +38,7 @@ class NumbaBlock(NamedTuple):
     grad_r: Function
     grad_t: Function
     at: Function  # (rows, i, k): entry k of row i
+    leaning: Function  # (values, rows, i, k, by): with planes, plus ``by`` times that of row i's normal
     add: Function  # (rows, i, k, values): added to entry k of row i
     plus: Function  # (values, values)
     times: Function  # (weight, values)
@@ -71,12 +73,14 @@ def _made(name: str, block: Any, width: int) -> NumbaBlock:
         "slope": _slope(block.psi_slope and _jitable(block.psi_slope)),
         **{1: _one_column, 2: _two_columns}[block.columns](width),
     }
+    made["leaning"] = _leaning(has_planes(block), width)
     for function_name, function in made.items():  # two of them must not be one symbol
         function.__qualname__ = f"{name}_{width}_{function_name}"
     return NumbaBlock(
         name=name,
         digest=digest_of(*(getattr(block, name) for name in (*said, "psi", "psi_slope"))),
         columns=block.columns,
+        planes=has_planes(block),
         **{name: _jitable(getattr(block, name)) for name in said if name not in made},
         **{name: _compiled_within(function) for name, function in made.items()},
     )
@@ -176,6 +180,49 @@ def _two_columns(width: int) -> dict[str, Function]:
         "dot": lambda a, b: a[0] * b[0] + a[1] * b[1],
         "zeros": lambda zero: (zero, zero),
     }
+
+
+def _leaning(planes: bool, width: int) -> Function:
+    if not planes:
+        return lambda values, rows, i, k, by: values
+    if not width:
+        return lambda values, rows, i, k, by: (values[0] + by * normal(rows, i, k, rows.shape[1] // 2),)
+    return lambda values, rows, i, k, by: (values[0] + by * normal(rows, i, k, width),)
+
+
+@_compiled_within
+def normal(relations, i, k, width):
+    """Entry k of the normal of relation i, whose row is [r | normal]."""
+    return relations[i, k + width]
+
+
+@_compiled_within
+def along(x, i, relations, row, width):
+    """The length of row i of entities along a relation's normal."""
+    total = relations.dtype.type(0)
+    for k in range(width):
+        total += number(x, i, k) * normal(relations, row, k, width)
+    return total
+
+
+@_compiled_within
+def own_products(relations, row, width):
+    """<w, w> and <r, w> of a relation's row [r | w]."""
+    square, product = relations.dtype.type(0), relations.dtype.type(0)
+    for k in range(width):
+        w = normal(relations, row, k, width)
+        square += w * w
+        product += relations[row, k] * w
+    return square, product
+
+
+@_compiled_within
+def along_from(x, i, j, relations, row, width):
+    """That of the way from row i to row j."""
+    total = relations.dtype.type(0)
+    for k in range(width):
+        total += (number(x, j, k) - number(x, i, k)) * normal(relations, row, k, width)
+    return total
 
 
 def digest_of(*functions: Any) -> str | None:

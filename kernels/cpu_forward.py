@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightcake_fast.kernels.cpu_blocks import NumbaBlock
+from lightcake_fast.kernels.cpu_blocks import NumbaBlock, along, along_from, normal
 from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefetch_row
 from lightcake_fast.kernels.cpu_math import exp
 from lightcake_fast.kernels.cpu_merge import merge_pass
@@ -31,6 +31,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
     """
     psi_term, psi, phi_rel, columns = block.psi_term, block.psi, block.phi_rel, block.columns
     at, add, plus, times = block.at, block.add, block.plus, block.times
+    leaning, planes = block.leaning, block.planes
 
     def run(
         x, y, head, tail, triple, chunk, chunk_row, mask, ways, with_sums,
@@ -41,6 +42,10 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
         zero, low = real(0), real(-np.inf)
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
         weight_a, weight_b = np.empty(BLOCK, y.dtype), np.empty(BLOCK, y.dtype)
+        lean_a, lean_b = (
+            np.zeros(BLOCK, y.dtype),
+            np.zeros(BLOCK, y.dtype),
+        )  # of relations, without planes none
         p = next_task(counter)
         while p < tasks:
             row = chunk_row[p]
@@ -51,6 +56,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     part[p, k] = zero
                     part[p_back, k] = zero
             top_a, top_b, total_a, total_b = low, low, zero, zero
+            sum_lean_a, sum_lean_b = zero, zero
             for first in range(start, end, BLOCK):
                 last = min(first + BLOCK, end)
                 for e0 in range(first, last, 4):
@@ -63,22 +69,28 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                             prefetch_row(x, head[e], d)
                         if tail[e] != tail[e - 1]:
                             prefetch_row(x, tail[e], d)
+                    m0, m1, m2, m3 = e0 - first, e1 - first, e2 - first, e3 - first
+                    if planes:
+                        for e in range(e0, min(e0 + 4, last)):
+                            i, j = head[e], tail[e]
+                            lean_a[e - first] = along_from(x, i, j, y, row, d)
+                            lean_b[e - first] = along_from(x, j, i, y, back, d)
                     a0, a1, a2, a3 = zero, zero, zero, zero
                     b0, b1, b2, b3 = zero, zero, zero, zero
                     for k in range(d // columns):
                         r, r_back = at(y, row, k), at(y, back, k)
                         h, t = at(x, i0, k), at(x, j0, k)
-                        a0 += psi_term(h, r, t)
-                        b0 += psi_term(t, r_back, h)
+                        a0 += psi_term(h, leaning(r, y, row, k, lean_a[m0]), t)
+                        b0 += psi_term(t, leaning(r_back, y, back, k, lean_b[m0]), h)
                         h, t = at(x, i1, k), at(x, j1, k)
-                        a1 += psi_term(h, r, t)
-                        b1 += psi_term(t, r_back, h)
+                        a1 += psi_term(h, leaning(r, y, row, k, lean_a[m1]), t)
+                        b1 += psi_term(t, leaning(r_back, y, back, k, lean_b[m1]), h)
                         h, t = at(x, i2, k), at(x, j2, k)
-                        a2 += psi_term(h, r, t)
-                        b2 += psi_term(t, r_back, h)
+                        a2 += psi_term(h, leaning(r, y, row, k, lean_a[m2]), t)
+                        b2 += psi_term(t, leaning(r_back, y, back, k, lean_b[m2]), h)
                         h, t = at(x, i3, k), at(x, j3, k)
-                        a3 += psi_term(h, r, t)
-                        b3 += psi_term(t, r_back, h)
+                        a3 += psi_term(h, leaning(r, y, row, k, lean_a[m3]), t)
+                        b3 += psi_term(t, leaning(r_back, y, back, k, lean_b[m3]), h)
                     s[2 * e0], s[2 * e0 + 1] = psi(a0), psi(b0)
                     s[2 * e1], s[2 * e1 + 1] = psi(a1), psi(b1)
                     s[2 * e2], s[2 * e2 + 1] = psi(a2), psi(b2)
@@ -97,12 +109,14 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                 if new_a > top_a:
                     factor = math.exp(top_a - new_a)
                     total_a *= factor
+                    sum_lean_a *= factor
                     for k in range(d):
                         part[p, k] *= factor
                     top_a = new_a
                 if new_b > top_b:
                     factor = math.exp(top_b - new_b)
                     total_b *= factor
+                    sum_lean_b *= factor
                     for k in range(d):
                         part[p_back, k] *= factor
                     top_b = new_b
@@ -115,6 +129,10 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                 for m in range(BLOCK):
                     total_a += weight_a[m]
                     total_b += weight_b[m]
+                if planes:
+                    for m in range(last - first):
+                        sum_lean_a += weight_a[m] * lean_a[m]
+                        sum_lean_b += weight_b[m] * lean_b[m]
                 for m in range(0, last - first, 4):
                     e0 = first + m
                     e1, e2, e3 = min(e0 + 1, last - 1), min(e0 + 2, last - 1), min(e0 + 3, last - 1)
@@ -139,6 +157,10 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                         add(part, p, k, plus(sum_a, times(a3, phi_rel(h, t))))
                         add(part, p_back, k, plus(sum_b, times(b3, phi_rel(t, h))))
             if with_sums:
+                if planes:
+                    for k in range(d):
+                        part[p, k] -= sum_lean_a * normal(y, row, k, d)
+                        part[p_back, k] -= sum_lean_b * normal(y, back, k, d)
                 part_top[p], part_top[p_back] = top_a, top_b
                 part_total[p], part_total[p_back] = total_a, total_b
             p = next_task(counter)
@@ -155,6 +177,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
     """
     phi_ent, columns = block.phi_ent, block.columns
     at, add, plus, times = block.at, block.add, block.plus, block.times
+    leaning, planes = block.leaning, block.planes
 
     def run(
         x, y, own_rows, relation, tail, record, chunk, chunk_row, chunk_slot, task, s,
@@ -198,11 +221,17 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                     w1 = weight[e1 - base] if e0 + 1 < end else zero
                     w2 = weight[e2 - base] if e0 + 2 < end else zero
                     w3 = weight[e3 - base] if e0 + 3 < end else zero
+                    c0, c1, c2, c3 = zero, zero, zero, zero
+                    if planes:
+                        c0, c1 = along(x, j0, y, i0, d), along(x, j1, y, i1, d)
+                        c2, c3 = along(x, j2, y, i2, d), along(x, j3, y, i3, d)
                     for k in range(d // columns):
-                        sums = times(w0, phi_ent(at(y, i0, k), at(x, j0, k)))
-                        sums = plus(sums, times(w1, phi_ent(at(y, i1, k), at(x, j1, k))))
-                        sums = plus(sums, times(w2, phi_ent(at(y, i2, k), at(x, j2, k))))
-                        add(target, to, k, plus(sums, times(w3, phi_ent(at(y, i3, k), at(x, j3, k)))))
+                        r0, r1 = leaning(at(y, i0, k), y, i0, k, c0), leaning(at(y, i1, k), y, i1, k, c1)
+                        r2, r3 = leaning(at(y, i2, k), y, i2, k, c2), leaning(at(y, i3, k), y, i3, k, c3)
+                        sums = times(w0, phi_ent(r0, at(x, j0, k)))
+                        sums = plus(sums, times(w1, phi_ent(r1, at(x, j1, k))))
+                        sums = plus(sums, times(w2, phi_ent(r2, at(x, j2, k))))
+                        add(target, to, k, plus(sums, times(w3, phi_ent(r3, at(x, j3, k)))))
                 top = tops[p - task[n]]
                 if slot >= 0:
                     part_top[slot], part_total[slot] = top, total
@@ -232,7 +261,7 @@ def forward(
     partial: bool = False,
     gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The layer on contiguous CPU rows x [N, d] and y [2R, d].
+    """The layer on contiguous CPU rows x [N, d] and y [2R, d], with planes [2R, 2 d].
 
     Context triples read ``gathered`` [N, d], a bfloat16 copy of x or one as wide as x; None stands for x.
     The mask has shape [T], or [T, 2] for a triple and its inverse each on its own. With ``partial`` relations
@@ -256,8 +285,9 @@ def forward(
         0 if mask is None else mask.ndim, with_relations,
         s, part, top, total, score=score,
     )  # fmt: skip
-    own_x, own_y = x if residual else x[:0], y if residual and not partial else y[:0]
-    new_x, new_y = _results(x, with_entities, residual), _results(y, with_relations, residual)
+    own_rows = y[:, :width].contiguous()
+    own_x, own_y = x if residual else x[:0], own_rows if residual and not partial else own_rows[:0]
+    new_x, new_y = _results(x, with_entities, residual), _results(own_rows, with_relations, residual)
     norm_x = x.new_empty(len(x), 2) if with_entities else _no_weights(x)
     norm_y = y.new_empty(len(y), 2) if with_relations else _no_weights(y)
     if with_relations:
@@ -277,6 +307,9 @@ def forward(
             width, len(plan.cut_row),
             new_x, own_x, plan.cut_row, plan.cut_slot, part, top, total, norm_x,
         )  # fmt: skip
+    if y.shape[1] > width:  # nothing is added to the normals
+        sums, new_y = new_y, _results(y, False, residual and not (partial and with_relations))
+        new_y[:, :width] = sums
     return new_x, new_y, s, norm_x, norm_y
 
 

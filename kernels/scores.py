@@ -19,7 +19,9 @@ times ``psi_slope``. A block says:
                         the triple's share of dL/dh, dL/dr, dL/dt, a tuple: through psi (``slope``),
                         phi_ent (``alpha``, ``g``) and phi_rel (``beta``, ``q``)
 
-``sqrt`` and ``where`` are the back end's own.
+``sqrt`` and ``where`` are the back end's own. TransH alone has ``planes``: a relation's row is [r | w], w the
+normal of a plane, and in the CPU's passes its functions get r + c w for r, by which TransE's of projected
+entities are those of raw ones (docs/op.md); the GPU's passes lack it.
 
 Optional, each for the instructions that it saves where a triple and its inverse (t, r_back, h) are settled
 together, as the Triton passes do:
@@ -307,10 +309,22 @@ class RotatE(Distance):
         )
 
 
+class TransH(TransE):
+    """TransE of entities projected onto the relation's plane: x - <w, x> w. Source: Wang et al., 2014."""
+
+    planes = True
+
+
+def has_planes(block: Any) -> bool:
+    """Whether a block's relations have planes."""
+    return bool(getattr(block, "planes", False))
+
+
 SCORES: dict[str, Any] = {
     "distmult": DistMult,
     "transe": TransE,
     "complex": ComplEx,
     "simple": SimplE,
     "rotate": RotatE,
+    "transh": TransH,
 }

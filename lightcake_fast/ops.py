@@ -52,9 +52,9 @@ def context_layer(
         relations: shape (2R, d), same type; row r + R is the inverse of relation r.
         graph: the context, on the same device.
         score: psi, whose softmax weighs the triples: "distmult", "transe", "complex", "simple", "rotate"
-            (d even in these three: a row is two halves; docs/op.md), or one of your own (``register_score``).
-            "transh" is for the reference alone, which holds tensors of a row for each context triple; its
-            relations are [r | normal of length one], (2R, 2 d).
+            (d even in these three: a row is two halves; docs/op.md), "transh", whose relations are
+            [r | normal of length one], (2R, 2 d), and which no kernel for GPUs has, or one of your own
+            (``register_score``).
         context: "both", or only "entity" or "relation": then the other table comes back with its values
             unchanged.
         mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
@@ -64,8 +64,9 @@ def context_layer(
             the entities from a 16-bit copy, made once: half the bytes of a row. Relations, sums, gradients
             and the rows that the sums are added to stay float32; gradients pass the rounding as if it were
             none (docs/op.md has the error). float64 tables are rounded alike.
-        backend: "auto" takes "numba" on the CPU and "triton" on a GPU; "reference" is plain PyTorch.
-            "triton" on the CPU needs its interpreter (TRITON_INTERPRET=1) and is for tests.
+        backend: "auto" takes "numba" on the CPU and "triton" on a GPU, where they have the score;
+            "reference" is plain PyTorch, with tensors of a row for each context triple. "triton" on the CPU
+            needs its interpreter (TRITON_INTERPRET=1) and is for tests.
 
     Returns:
         New entities and relations, of the shapes and the type given.
@@ -222,10 +223,10 @@ def layer_backend(score: str, backend: str, entities: Tensor, relations: Tensor)
     Raises:
         InputError: it cannot run there, or lacks the score.
     """
-    if backend == "auto" and not fused(score):
-        return "reference"
     check_fused(score, backend)
     chosen = runnable(backend, entities.device.type)
+    if not fused(score, chosen):
+        return "reference"
     return without_transforms(chosen, backend, entities, relations)
 
 
@@ -276,8 +277,11 @@ def _check_width(score: str, name: str, width: int) -> None:
 
 def check_fused(score: str, backend: str) -> None:
     """Raise ``InputError`` for a fused back end by name that lacks the score."""
-    if backend in ("numba", "triton") and not fused(score):
-        raise InputError(f"backend: got {backend!r}, wanted 'reference', which alone has score {score!r}")
+    if backend in ("numba", "triton") and not fused(score, backend):
+        able = (
+            "'numba' or 'reference', which have" if fused(score, "numba") else "'reference', which alone has"
+        )
+        raise InputError(f"backend: got {backend!r}, wanted {able} score {score!r}")
 
 
 def runnable(backend: str, device: str) -> str:

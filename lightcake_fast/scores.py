@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.scores import SCORES as _BLOCKS
+from lightcake_fast.kernels.scores import has_planes
 from lightcake_fast.reference.scores import SCORES, Score, of_block, square_root
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 BUILT_IN = tuple(SCORES)
-FUSED = tuple(_BLOCKS)  # of these, those that the kernels have
+FUSED = tuple(name for name in _BLOCKS if not has_planes(_BLOCKS[name]))  # those that all kernels have
 _NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 _OF_A_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ENTRIES = 4  # of a column in the trial
@@ -97,9 +98,9 @@ def named_by_module(score: str) -> bool:
     return _OF_A_MODULE.fullmatch(score) is not None
 
 
-def fused(score: str) -> bool:
-    """Whether the Numba and Triton back ends have this score."""
-    return score in _BLOCKS
+def fused(score: str, backend: str) -> bool:
+    """Whether a fused back end, "numba" or "triton", has this score."""
+    return score in _BLOCKS and not (backend == "triton" and has_planes(_BLOCKS[score]))
 
 
 def score_named(name: str) -> Score:
@@ -155,6 +156,8 @@ def _try_score(score: Score) -> None:
 
 
 def _try_block(block: Any) -> None:
+    if has_planes(block):
+        raise _TrialError("planes: got a block with planes, wanted a Score, in plain PyTorch")
     columns = getattr(block, "columns", None)
     if columns not in (1, 2):
         raise _TrialError(f"columns: got {columns!r}, wanted 1 or 2 (or a Score, for plain PyTorch)")

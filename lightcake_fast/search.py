@@ -25,7 +25,7 @@ from lightcake_fast.train import prepared
 from lightcake_fast.training.config import add_flags, fields
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import train_to_end
-from lightcake_fast.training.presets import beyond, resolve
+from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.runtime import flushed_denormals, mixed_seed
 from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, points, suggested
@@ -35,15 +35,24 @@ if TYPE_CHECKING:
 
 SAMPLERS = ("tpe", "random", "grid")
 TRIALS = 30
-VARY: dict[str, Values] = {
-    "dim": [32, 64, 128],
-    "layers": [1, 2, 3],
-    "lr": (1e-3, 2e-2),
-    "l2": (1e-8, 1e-4),
-    "input_dropout": (0.0, 0.6),
-    "row_dropout": (0.0, 0.8),
-    "unseen_rate": (0.0, 0.3),
-    "n3": (1e-3, 2e-1),
+VARY: dict[str, dict[str, Values]] = {
+    "relation": {
+        "dim": [32, 64, 128],
+        "layers": [1, 2, 3],
+        "lr": (1e-3, 2e-2),
+        "l2": (1e-8, 1e-4),
+        "input_dropout": (0.0, 0.6),
+        "row_dropout": (0.0, 0.8),
+        "unseen_rate": (0.0, 0.3),
+    },
+    "entity": {  # wide rows, kept short by their cubes, and steps that fall
+        "dim": [128, 256, 512],
+        "layers": [1, 2],
+        "lr": (1e-3, 2e-2),
+        "lr_decay": (0.05, 0.3),
+        "n3": (0.0, 0.2),
+        "input_dropout": (0.0, 0.4),
+    },
 }
 STUDY, BEST = "study.journal", "best.json"
 DESCRIPTION = "Search settings by the best validation MRR of their runs; the test split is not looked at."
@@ -76,7 +85,8 @@ def search(
         data: As in `lightcake_fast.train`.
         out: The folder of the search. One that was stopped goes on there with the same arguments.
         vary: What to try, by the name of the setting: a list of values, or a tuple of the lowest and the
-            highest number, by magnitude where they are a factor of ten apart. None takes `VARY`.
+            highest number, by magnitude where they are a factor of ten apart. None takes what `VARY` has
+            for the task.
         trials: How many to end in all; None takes 30, or every combination of the grid.
         sampler: "tpe", Optuna's estimator, "random", or "grid": every combination of lists.
         prune: End a trial early whose MRR is below the median of the others at that epoch; never in a grid.
@@ -111,10 +121,9 @@ def _search(
     if named_by_module(str(settings.get("score"))):
         import_score(settings["score"])
     if vary is None:
-        model = settings.get("model", "lightcake")
-        vary = {name: values for name, values in VARY.items() if model in (takers(name) or [model])}
-        others = beyond(settings.get("task", "relation"))
-        vary = {name: values for name, values in vary.items() if name not in others}
+        model, task = settings.get("model", "lightcake"), settings.get("task", "relation")
+        known = VARY.get(task, {"dim": [64]})  # a task that there is not is refused below
+        vary = {name: values for name, values in known.items() if model in (takers(name) or [model])}
     if sampler not in SAMPLERS:
         raise InputError(f"sampler: got {sampler!r}, wanted one of {', '.join(SAMPLERS)}")
     if trials is not None and trials < 1:
@@ -298,8 +307,8 @@ def make_parser() -> cli.ArgumentParser:
         "--vary",
         nargs="+",
         metavar="NAME=VALUES",
-        help="settings to try, NAME=A,B,C or NAME=LOW..HIGH (default: width, layers, step size, l2, dropout, "
-        "N3 where entities are ranked)",
+        help="settings to try, NAME=A,B,C or NAME=LOW..HIGH (default: width, layers, step size, l2 and "
+        "dropout; for entities decay and N3 for l2)",
     )
     own.add_argument(
         "--trials", type=int, metavar="N", help=f"trials in all (default: {TRIALS}, or the grid)"

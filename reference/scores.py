@@ -1,13 +1,14 @@
 """Score functions in plain PyTorch: those of the kernels' blocks, made to be read beside the equations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightcake_fast.kernels.scores import SCORES as BLOCKS
+from lightcake_fast.kernels.scores import has_planes
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def of_block(block: Any) -> Score:
     def phi_rel(e_h: Tensor, e_t: Tensor) -> Tensor:
         return torch.cat(block.phi_rel(columns(e_h), columns(e_t)), -1)
 
-    return Score(psi, phi_ent, phi_rel, block.columns)
+    return Score(psi, phi_ent, phi_rel, block.columns, has_planes(block))
 
 
 def square_root(total: Tensor) -> Tensor:
@@ -82,4 +83,3 @@ def square_root(total: Tensor) -> Tensor:
 
 
 SCORES = {name: of_block(block) for name, block in BLOCKS.items()}
-SCORES["transh"] = replace(SCORES["transe"], planes=True)  # Source: Wang et al., AAAI 2014

@@ -29,8 +29,8 @@ class LightCAKE(RelationModel):
         num_relations: R, raw relations; from one layer on, inverses have rows of their own.
         dim: d, the embedding width.
         layers: L, at least 0.
-        score: "distmult", "transe", "complex", "simple", "rotate" (d even in these three), "transh" (without
-            kernels: docs/op.md), or a score of your own (docs/architecture.md).
+        score: "distmult", "transe", "complex", "simple", "rotate" (d even in these three), "transh" (on
+            a GPU in plain PyTorch: docs/op.md), or a score of your own (docs/architecture.md).
         context: "both", "entity" or "relation".
         rows: as in ``context_layer``, of every layer: "bfloat16" halves the bytes that its triples read.
         relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which

@@ -14,13 +14,12 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
 from lightcake_fast.models import COMPOSITIONS, DECOMPOSITIONS, MODELS, PROFILES, takers
-from lightcake_fast.scores import BUILT_IN, FUSED, SCORES, named_by_module
+from lightcake_fast.scores import BUILT_IN, SCORES, named_by_module
 
 PRESETS = ("paper", "best")
 TASKS = ("relation", "entity")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
 LARGEST = 2**31
-_SLOW = tuple(name for name in BUILT_IN if name not in FUSED)
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -166,8 +165,8 @@ class TrainingConfig:
         choices=tuple(MODELS),
     )
     score: str = _flag(
-        f"score function: {', '.join(FUSED)} (default: distmult), without kernels and many times slower "
-        f"{', '.join(_SLOW)}, or one of your own, MODULE:NAME, whose code is run",
+        f"score function: {', '.join(BUILT_IN)} (default: distmult; transh has no kernels on a GPU), or one "
+        "of your own, MODULE:NAME, whose code is run",
         "model",
         "distmult",
         metavar="SCORE",

@@ -302,14 +302,9 @@ def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> Training
     return config
 
 
-def beyond(task: str) -> tuple[str, ...]:
-    """The settings that say nothing of what a task predicts."""
-    return _ONLY_RELATIONS if task == "entity" else _ONLY_ENTITIES
-
-
 def _check_task(config: TrainingConfig) -> None:
     """Raise for a setting that says nothing of what is predicted."""
-    for name in beyond(config.task):
+    for name in _ONLY_RELATIONS if config.task == "entity" else _ONLY_ENTITIES:
         value = getattr(config, name)
         if value not in (False, 0, "none"):
             raise InputError(f"{name}: got {value!r} for the task {config.task!r}, which has no such setting")

@@ -19,12 +19,13 @@ from lightcake_fast.kernels import cpu_backward, cpu_compiler, cpu_forward, cpu_
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
 from lightcake_fast.kernels.cpu_math import FAST
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import FUSED, score_named
+from lightcake_fast.scores import BUILT_IN, score_named
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import (
     CONTEXTS,
     CPU_GRAPHS,
-    SCORES,
+    CPU_SCORES,
+    as_read,
     layer_inputs,
     layer_results,
     random_rows,
@@ -50,7 +51,7 @@ CASES = [
     pytest.param(
         *case, marks=[] if in_the_quick_run(*case) else pytest.mark.full, id="-".join(map(str, case))
     )
-    for case in itertools.product(FUSED, WIDTHS, DTYPES)
+    for case in itertools.product(BUILT_IN, WIDTHS, DTYPES)
     if case[1] % score_named(case[0]).columns == 0
 ]
 
@@ -82,6 +83,7 @@ def test_fresh_memory_is_poisoned() -> None:
 @pytest.mark.parametrize(("score", "width", "dtype"), CASES)
 def test_equals_the_reference(name: str, score: str, width: int, dtype: torch.dtype) -> None:
     x, y, graph, mask = layer_inputs(name, width, dtype)
+    y = as_read(y, score)
     for context in CONTEXTS:
         for used in (None, mask):
             check(x, y, graph, score=score, context=context, mask=used)
@@ -97,10 +99,11 @@ def test_rows_are_cut(name: str) -> None:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", CPU_SCORES)
 @pytest.mark.parametrize("name", CPU_GRAPHS)
 def test_every_triple_masked(name: str, score: str, context: str) -> None:
     x, y, graph, _ = layer_inputs(name, 16, torch.float32)
+    y = as_read(y, score)
     mask = torch.ones(graph.num_triples, dtype=torch.bool)
     results = layer_results(x, y, graph, score=score, context=context, mask=mask, backend="numba")
     unchanged = layer_results(x, y, empty(graph), score=score, context=context, backend="reference")
@@ -114,22 +117,23 @@ def empty(graph: ContextGraph) -> ContextGraph:
     return ContextGraph.from_triples(none, graph.num_entities, graph.num_relations)
 
 
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", CPU_SCORES)
 @pytest.mark.parametrize(("entities", "relations", "width"), [(3, 2, 4), (0, 2, 4), (3, 0, 4), (3, 2, 0)])
 def test_nothing_to_do(entities: int, relations: int, width: int, score: str) -> None:
     graph = ContextGraph.from_triples(torch.zeros(0, 3, dtype=torch.int64), entities, relations)
     x, y = random_rows(graph, width, torch.float32)
+    y = as_read(y, score)
     results = layer_results(x, y, graph, score=score, backend="numba")
     assert_bitwise_equal(results["entities"], x)
     assert_bitwise_equal(results["relations"], y)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("score", CPU_SCORES)
 def test_threads_and_runs_do_not_change_a_bit(score: str, context: str, on_threads: tuple[int, ...]) -> None:
     for name in ("hubs", "relation_edges"):
         x, y, graph, mask = layer_inputs(name, 100, torch.float32)
-        runs = []
+        y, runs = as_read(y, score), []
         for count in (*on_threads, on_threads[-1]):
             torch.set_num_threads(count)
             runs.append(layer_results(x, y, graph, score=score, context=context, mask=mask, backend="numba"))

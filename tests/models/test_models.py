@@ -11,10 +11,9 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE, PlainModel, scorers
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_bitwise_equal, assert_close
-from tests.support.graphs import CONTEXTS, SCORES, layer_inputs
+from tests.support.graphs import CONTEXTS, CPU_SCORES, layer_inputs
 
 N, R, D = 60, 10, 6  # of the graph `degrees`
-MODEL_SCORES = (*SCORES, "transh")  # which is for the reference alone
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_every_layer_reads_half_width_rows(context: str, graph: ContextGraph) ->
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("score", MODEL_SCORES)
+@pytest.mark.parametrize("score", CPU_SCORES)
 @pytest.mark.parametrize("layers", [0, 1, 3])
 def test_refine_is_that_many_layers(layers: int, score: str, context: str, graph: ContextGraph) -> None:
     made = model(layers, score=score, context=context).eval()
@@ -112,7 +111,7 @@ def test_refine_is_that_many_layers(layers: int, score: str, context: str, graph
 
 
 @pytest.mark.parametrize("layers", [0, 2])
-@pytest.mark.parametrize("score", MODEL_SCORES)
+@pytest.mark.parametrize("score", CPU_SCORES)
 def test_gradients_reach_every_parameter(score: str, layers: int, graph: ContextGraph) -> None:
     made = model(layers, score=score, relation_bias=True, unseen_rate=0.9)
     pairs = graph.triples[:, [0, 2]]
@@ -124,7 +123,7 @@ def test_gradients_reach_every_parameter(score: str, layers: int, graph: Context
 
 @pytest.mark.parametrize("relation_bias", [False, True])
 @pytest.mark.parametrize("layers", [0, 2])
-@pytest.mark.parametrize("score", MODEL_SCORES)
+@pytest.mark.parametrize("score", CPU_SCORES)
 def test_scores_of_all_raw_relations(
     score: str, layers: int, relation_bias: bool, graph: ContextGraph
 ) -> None:
@@ -157,7 +156,7 @@ def test_scores_of_all_raw_relations(
             assert actual[b, r].item() == pytest.approx((wanted + bias[r]).item(), rel=1e-12)
 
 
-@pytest.mark.parametrize("score", MODEL_SCORES)
+@pytest.mark.parametrize("score", CPU_SCORES)
 def test_without_layers_it_is_the_plain_model(score: str, graph: ContextGraph) -> None:
     made = model(0, score=score).eval()
     plain = PlainModel(N, R, dim=D, score=score, generator=seeded(), dtype=torch.float64).eval()

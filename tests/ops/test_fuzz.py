@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import ROWS
-from lightcake_fast.scores import FUSED
+from lightcake_fast.scores import BUILT_IN, FUSED
 from tests.support import fuzz
 from tests.support.graphs import QUICK_SCORES, layer_results
 
@@ -18,7 +18,7 @@ from tests.support.graphs import QUICK_SCORES, layer_results
     [
         ("numba", 100, QUICK_SCORES, ROWS[:1]),  # half-width rows have passes of their own to compile
         ("triton", 4, QUICK_SCORES, ROWS),
-        pytest.param("numba", 10_000, FUSED, ROWS, marks=pytest.mark.full),
+        pytest.param("numba", 10_000, BUILT_IN, ROWS, marks=pytest.mark.full),
         pytest.param("triton", 100, FUSED, ROWS, marks=pytest.mark.full),
     ],
 )

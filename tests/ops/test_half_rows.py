@@ -10,13 +10,14 @@ from torch import Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer, context_weights
 from lightcake_fast.reference.layer import rounded
-from lightcake_fast.scores import FUSED, score_named
+from lightcake_fast.scores import BUILT_IN, FUSED, score_named
 from tests.support.comparison import assert_bitwise_equal, assert_close
-from tests.support.graphs import CONTEXTS, GRAPHS, layer_inputs, layer_results
+from tests.support.graphs import CONTEXTS, GRAPHS, as_read, layer_inputs, layer_results
 
 DEVICES = {"triton": "cuda" if torch.cuda.is_available() else "cpu"}
 CUT = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # graphs with cut rows
 WIDTHS = (6, 64, 100, 256)
+DTYPES = (torch.float32, torch.float64)
 pytestmark = pytest.mark.usefixtures("small_chunks")
 
 
@@ -79,8 +80,9 @@ QUICK = {
 }
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full, id="-".join(map(str, case)))
-    for case in itertools.product(
-        ("numba", "triton"), FUSED, CONTEXTS, WIDTHS, (torch.float32, torch.float64)
+    for case in (
+        *itertools.product(("numba",), BUILT_IN, CONTEXTS, WIDTHS, DTYPES),
+        *itertools.product(("triton",), FUSED, CONTEXTS, WIDTHS, DTYPES),
     )
     if case[3] % score_named(case[1]).columns == 0
 ]
@@ -90,6 +92,7 @@ CASES = [
 def test_equals_the_reference(backend: str, score: str, context: str, width: int, dtype: torch.dtype) -> None:
     for name, masked, residual in ((CUT[backend], False, True), ("duplicates", True, False)):
         x, y, graph, mask = layer_inputs(name, width, dtype, DEVICES.get(backend, "cpu"))
+        y = as_read(y, score)
         options: dict[str, Any] = {
             "score": score,
             "context": context,

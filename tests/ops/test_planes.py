@@ -1,4 +1,4 @@
-"""TransH in the context: the reference layer on planes of the relations, and what says that it is alone."""
+"""TransH in the context: layers on planes of the relations, and what says that no GPU kernel has them."""
 
 from typing import Any
 
@@ -16,6 +16,7 @@ from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, layer_inputs, layer_results, with_planes
 
 D = 5
+BACKENDS = ("reference", "numba")
 
 
 def inputs(name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, ContextGraph, Tensor]:
@@ -49,13 +50,14 @@ def by_definition(
     return torch.stack(new_x), torch.stack(new_y)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("name", ["degrees", "duplicates", "sparse", "hub"])
-def test_it_is_its_definition(name: str, context: str, masked: bool) -> None:
+def test_it_is_its_definition(name: str, context: str, masked: bool, backend: str) -> None:
     x, y, graph, mask = inputs(name)
     chosen = mask if masked else None
-    actual = layer_results(x, y, graph, score="transh", context=context, mask=chosen)
+    actual = layer_results(x, y, graph, score="transh", context=context, mask=chosen, backend=backend)
     x, y = x.requires_grad_(), y.requires_grad_()
     expected = by_definition(x, y, graph, chosen, context, x)
     random = torch.Generator().manual_seed(2)  # the gradients of `layer_results`
@@ -66,22 +68,25 @@ def test_it_is_its_definition(name: str, context: str, masked: bool) -> None:
         assert_close(got[1], wanted, name=got[0])
 
 
-def test_its_gradient() -> None:
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_its_gradient(backend: str, context: str) -> None:
     triples = torch.tensor([[0, 0, 1], [1, 1, 2], [0, 1, 2], [2, 0, 0], [0, 0, 1], [1, 1, 1]])
     graph = ContextGraph.from_triples(triples, 4, 2)
     random = torch.Generator().manual_seed(1)
     x, y = (torch.randn(4, d, generator=random, dtype=torch.float64) for d in (3, 6))
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # of normals of any length
-        return context_layer(x, y, graph, score="transh")
+        return context_layer(x, y, graph, score="transh", context=context, backend=backend)
 
     assert torch.autograd.gradcheck(layer, (x.requires_grad_(), y.requires_grad_()))
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_sums_alone_and_half_width_rows(context: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_alone_and_half_width_rows(backend: str, context: str) -> None:
     x, y, graph, mask = inputs("degrees")
-    options: dict[str, Any] = {"score": "transh", "context": context, "mask": mask}
+    options: dict[str, Any] = {"score": "transh", "context": context, "mask": mask, "backend": backend}
     sums = context_layer(x, y, graph, residual=False, **options)
     for base, gained, new in zip((x, y), sums, context_layer(x, y, graph, **options), strict=True):
         assert_close(base + gained, new)
@@ -147,15 +152,22 @@ def test_a_zero_length_has_gradient_zero() -> None:
         assert not gradient.any()
 
 
-def test_only_the_reference_has_it() -> None:
+def test_no_gpu_kernel_has_it() -> None:
     assert set(BUILT_IN) - set(FUSED) == {"transh"}
     x, y, graph, _ = inputs("degrees", torch.float32)
-    for backend in ("numba", "triton"):
-        message = f"^backend: got '{backend}', wanted 'reference', which alone has score 'transh'$"
-        with pytest.raises(ValueError, match=message):
-            context_layer(x, y, graph, score="transh", backend=backend)
-    with pytest.raises(ValueError, match="wanted 'reference', which alone has score 'transh'"):
+    message = "^backend: got 'triton', wanted 'numba' or 'reference', which have score 'transh'$"
+    with pytest.raises(ValueError, match=message):
+        context_layer(x, y, graph, score="transh", backend="triton")
+    with pytest.raises(ValueError, match=message):
         tune_context_layer(graph, D, score="transh")
+
+
+def test_auto_takes_the_passes_of_the_cpu() -> None:
+    x, y, graph, mask = inputs("degrees", torch.float32)
+    options: dict[str, Any] = {"score": "transh", "mask": mask}
+    fused = layer_results(x, y, graph, backend="numba", **options)
+    for name, actual in layer_results(x, y, graph, **options).items():
+        assert_bitwise_equal(actual, fused[name], name=name)
 
 
 def test_widths_that_do_not_fit() -> None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import FUSED
+from lightcake_fast.scores import BUILT_IN, FUSED
 from tests.support.comparison import TOLERANCES, assert_as_precise_as, assert_bitwise_equal, assert_close
-from tests.support.graphs import CONTEXTS, QUICK_SCORES, layer_inputs, layer_results, random_rows
+from tests.support.graphs import CONTEXTS, QUICK_SCORES, as_read, layer_inputs, layer_results, random_rows
 
 GRAPHS = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # with cut rows
 SCALED = TOLERANCES[torch.float32].scaled
@@ -26,14 +26,17 @@ def sums(
     return {name: values.cpu() for name, values in found.items()}
 
 
-QUICK = {("numba", score, context) for score in QUICK_SCORES for context in CONTEXTS} | {
+QUICK = {("numba", score, context) for score in (*QUICK_SCORES, "transh") for context in CONTEXTS} | {
     ("triton", "distmult", "both"),
     ("triton", "transe", "relation"),
     ("triton", "complex", "entity"),
 }
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full)
-    for case in itertools.product(("numba", "triton"), FUSED, CONTEXTS)
+    for case in (
+        *itertools.product(("numba",), BUILT_IN, CONTEXTS),
+        *itertools.product(("triton",), FUSED, CONTEXTS),
+    )
 ]
 
 
@@ -42,7 +45,8 @@ def test_sums_and_their_gradients_equal_the_reference(backend: str, score: str, 
     """Rows of a thousandth, whose products are far smaller: a difference of rows would lose three digits."""
     device = DEVICES.get(backend, "cpu")
     _, _, graph, mask = layer_inputs(GRAPHS[backend], 6, torch.float32, device)
-    x, y = (rows.to(device) for rows in random_rows(graph, 6, torch.float32, scale=1e-3))
+    x, y = random_rows(graph, 6, torch.float32, scale=1e-3)
+    x, y = x.to(device), as_read(y, score).to(device)
     for used in (None, mask) if backend == "numba" else (mask,):
         wide = sums(x.double(), y.double(), graph, "reference", used, score=score, context=context)
         low = sums(x, y, graph, "reference", used, score=score, context=context)

@@ -108,6 +108,7 @@ def test_names_that_are_none(name: str) -> None:
     ("change", "message"),
     [
         ({"columns": 3}, "columns: got 3, wanted 1 or 2"),
+        ({"planes": True}, "planes: got a block with planes, wanted a Score, in plain PyTorch"),
         ({"psi_term": None}, "psi_term: got None, wanted a function"),
         ({"psi_term": lambda h, r: h[0]}, "psi_term: TypeError: .* takes 2 positional arguments"),
         ({"psi_term": lambda h, r, t: (h[0], t[0])}, "psi_term: got shapes .* wanted a tensor of shape"),

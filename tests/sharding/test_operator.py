@@ -14,7 +14,7 @@ from lightcake_fast.sharding import operator
 from lightcake_fast.sharding.layer import Shard
 from lightcake_fast.sharding.shard import HeldTriples, Layout
 from lightcake_fast.sharding.world import World
-from tests.support.graphs import CONTEXTS, layer_inputs, pairwise, with_planes
+from tests.support.graphs import CONTEXTS, as_read, layer_inputs, pairwise
 
 GRID = {
     "score": FUSED,
@@ -115,7 +115,7 @@ def assert_shards_make_the_whole(
     width: int,
 ) -> None:
     x, y, graph, mask = layer_inputs(name, width, torch.float64)
-    y = with_planes(y) if score == "transh" else y
+    y = as_read(y, score)
     random = torch.Generator().manual_seed(3)
     g, q = (torch.randn(t.shape, generator=random, dtype=torch.float64) for t in (x, y))
     owner = np.random.default_rng(5).integers(0, ranks, len(x))
@@ -136,7 +136,10 @@ def test_shards_make_the_whole(case: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     "case",  # two scores in the quick run: each of the others takes seconds to compile
-    [pytest.param(c, marks=[] if c["score"] in ("distmult", "transe") else pytest.mark.full) for c in CASES],
+    [
+        pytest.param(c, marks=[] if c["score"] in ("distmult", "transe") else pytest.mark.full)
+        for c in (*CASES, *WITH_PLANES)
+    ],
     ids=str,
 )
 def test_shards_make_the_whole_on_numba(case: dict[str, object]) -> None:

@@ -23,9 +23,9 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
 from lightcake_fast.ops import ROWS
-from lightcake_fast.scores import FUSED, score_named
+from lightcake_fast.scores import BUILT_IN, FUSED, score_named
 from tests.support.comparison import TOLERANCES
-from tests.support.graphs import CONTEXTS, layer_results, random_rows
+from tests.support.graphs import CONTEXTS, as_read, layer_results, random_rows
 
 BACKENDS = ("numba", "triton")
 INTERPRETED_SHARE = 100  # the interpreter takes about a second a layer
@@ -134,7 +134,7 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, ContextGraph, Tensor | None]:
     if case.whole:
         x, y = (2 * x).round() / 2, (2 * y).round() / 2  # equal rows, zero lengths and exact ties
     mask = None if case.masked is None else torch.tensor(case.masked, dtype=torch.bool)
-    return x.to(case.dtype), y.to(case.dtype), graph, mask
+    return x.to(case.dtype), as_read(y, case.score).to(case.dtype), graph, mask
 
 
 def slope_error(score: str, dtype: torch.dtype, width: int, most: float) -> float:
@@ -188,7 +188,8 @@ def main() -> int:
     for backend in [options.backend] if options.backend else BACKENDS:
         interpreted = backend == "triton" and not torch.cuda.is_available()
         graphs = max(1, options.graphs // INTERPRETED_SHARE) if interpreted else options.graphs
-        fuzz(backend, graphs, (*WIDTHS, *FIXED_WIDTHS[:2]))
+        scores = BUILT_IN if backend == "numba" else FUSED
+        fuzz(backend, graphs, (*WIDTHS, *FIXED_WIDTHS[:2]), scores)
         print(f"{backend}: {graphs} graphs{' in the interpreter' * interpreted}, no error found", flush=True)
     return 0
 

@@ -14,10 +14,11 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import FUSED
+from lightcake_fast.scores import FUSED, score_named
 
 QUICK_SCORES = ("distmult", "transe", "complex")  # one and two columns, linear and not
 SCORES = tuple(s if s in QUICK_SCORES else pytest.param(s, marks=pytest.mark.full) for s in FUSED)
+CPU_SCORES = (*SCORES, "transh")
 CONTEXTS = ("both", "entity", "relation")
 
 Triples = npt.NDArray[np.int64]
@@ -120,6 +121,11 @@ def with_planes(y: Tensor) -> Tensor:
     """Relations [2R, d] as a score with planes has them, [2R, 2 d]: with normals of length one."""
     normals = torch.randn(y.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     return torch.cat([y, torch.nn.functional.normalize(normals, dim=1).to(y)], 1)
+
+
+def as_read(y: Tensor, score: str) -> Tensor:
+    """Relations [2R, d] as the layers of a score read them."""
+    return with_planes(y) if score_named(score).planes else y
 
 
 def layer_results(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> dict[str, Tensor]:

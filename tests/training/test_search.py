@@ -17,6 +17,7 @@ from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import lock_folder
 from lightcake_fast.train import main as train
+from lightcake_fast.training.presets import preset_settings
 from tests.support.training_runs import without_times
 
 SMALL: dict[str, Any] = {"layers": 1, "batch_size": 64, "epochs": 2, "backend": "reference"}
@@ -121,12 +122,25 @@ def test_data_at_hand(module: Any, tmp_path: Path) -> None:
     assert set(trained.data.entities) <= set(graph.entities)
 
 
-@pytest.mark.parametrize(("task", "alone"), [("relation", "unseen_rate"), ("entity", "n3")])
-def test_what_is_tried_unasked_suits_the_task(module: Any, tmp_path: Path, task: str, alone: str) -> None:
+@pytest.mark.parametrize(
+    ("task", "alone"),
+    [("relation", {"l2", "row_dropout", "unseen_rate"}), ("entity", {"lr_decay", "n3"})],
+)
+def test_what_is_tried_unasked_suits_the_task(
+    module: Any, tmp_path: Path, task: str, alone: set[str]
+) -> None:
     settings: dict[str, Any] = {"batch_size": 64, "epochs": 1, "backend": "reference", "quiet": True}
     study = lightcake_fast.search("family:60", out=tmp_path, trials=1, task=task, **settings)
-    shared = {"dim", "layers", "lr", "l2", "input_dropout", "row_dropout"}
-    assert set(study.best_params) == {*shared, alone}
+    assert set(study.best_params) == {"dim", "layers", "lr", "input_dropout", *alone}
+
+
+def test_what_is_tried_unasked_holds_the_entities_presets(module: Any) -> None:
+    for dataset in ("fb15k-237", "wn18rr"):
+        for score in ("complex", "rotate"):
+            preset = preset_settings("best", dataset, "lightcake", score, task="entity")
+            for name, values in module.VARY["entity"].items():
+                least, most = min(values), max(values)
+                assert least <= preset[name] <= most, f"{name} {preset[name]} of {dataset}"
 
 
 def test_trials_that_fail_leave_the_others(
