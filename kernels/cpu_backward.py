@@ -82,7 +82,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
         s, norm_x, norm_y, row_dot_x, row_dot_y, link, part, tasks, counter,
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
-        zero = y.dtype.type(0)
+        zero, one = y.dtype.type(0), y.dtype.type(1)
         block = BLOCK if d <= 128 else BLOCK // 2  # their rows stay in the first cache
         w = np.zeros((18, BLOCK), y.dtype)
         own_a, own_b, of_a, of_b, factor_a, factor_b = w[0], w[1], w[2], w[3], w[4], w[5]
@@ -172,8 +172,8 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     link[own], link[own + 1], link[own + 2] = own_a[m], beta_a[m], alpha_a[m]
                     link[inverse], link[inverse + 1], link[inverse + 2] = own_b[m], beta_b[m], alpha_b[m]
                     if planes:
-                        turn_a[m] = own_a[m] * (lean_a[m] * (1 - square_a) - r_a) - beta_a[m] * q_a
-                        turn_b[m] = own_b[m] * (lean_b[m] * (1 - square_b) - r_b) - beta_b[m] * q_b
+                        turn_a[m] = own_a[m] * (lean_a[m] * (one - square_a) - r_a) - beta_a[m] * q_a
+                        turn_b[m] = own_b[m] * (lean_b[m] * (one - square_b) - r_b) - beta_b[m] * q_b
                         link[own + 3], link[own + 4] = lean_a[m], turn_a[m]
                         link[inverse + 3], link[inverse + 4] = lean_b[m], turn_b[m]
                         link[own + 5] = alpha_a[m] * pull_a[m] - turn_a[m]
@@ -204,10 +204,8 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                             if q is not None:
                                 q_r, q_back = at(q, row, k), at(q, back, k)
                             g_h, g_t = at(g, i, k), at(g, j, k)
-                            r, r_back = (
-                                leaning(r, y, row, k, lean_a[m]),
-                                leaning(r_back, y, back, k, lean_b[m]),
-                            )
+                            r = leaning(r, y, row, k, lean_a[m])
+                            r_back = leaning(r_back, y, back, k, lean_b[m])
                             to_h = grad_h(own_a[m], beta_a[m], q_r, h, r, t)
                             to_t = grad_h(own_b[m], beta_b[m], q_back, t, r_back, h)
                             part[p, d + k] += (
@@ -236,7 +234,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
     grad_h, grad_t, columns = block.grad_h, block.grad_t, block.columns
     at, add, plus, zeros = block.at, block.add, block.plus, block.zeros
     leaning, planes = block.leaning, block.planes
-    stride = PLANES_LINK if planes else LINK
+    stride, taken = (PLANES_LINK, 9) if planes else (LINK, 5)
 
     def run(
         x, y, g, q, own_rows, relation, tail, record, chunk, chunk_row, chunk_slot, task, link,
@@ -245,7 +243,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
         d = width if width > 0 else x.shape[1]
         zero = y.dtype.type(0)
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
-        handed, acc = np.empty((LONGEST_TASK, 9), y.dtype), np.empty((1, d), y.dtype)
+        handed, acc = np.empty((LONGEST_TASK, taken), y.dtype), np.empty((1, d), y.dtype)
         n = next_task(counter)
         while n < tasks:
             base, last = chunk[task[n]], chunk[task[n + 1]]

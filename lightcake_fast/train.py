@@ -131,8 +131,6 @@ def prepared(
         explicit = {name: value for name, value in explicit.items() if name not in options}
         at_hand = at_hand or KnowledgeGraph.from_triples(data, **options)
     explicit = with_partition(explicit)
-    if world is not None and "resume" not in explicit:
-        explicit = {"paths": False, **explicit}  # no process has all paths of a pair: presets go without
     if "resume" in explicit:
         run = _folder(world, lambda: RunFolder.open(Path(explicit["resume"]).expanduser()))
         config = resumed(run.config, explicit).anchored()

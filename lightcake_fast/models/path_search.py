@@ -6,20 +6,21 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from lightcake_fast.models.paths import Found, Ids, Lists
 
 
 def count_paths(
-    heads: Ids, tails: Ids, bounds: Ids, other: Ids, relation: Ids, relations: int
-) -> tuple[Ids, NDArray[np.int32], Ids]:
+    heads: Ids, tails: Ids, head_list: Ids, of_heads: Lists, tail_list: Ids, of_tails: Lists, relations: int
+) -> Found:
     """Find the kinds of paths of two triples that join pairs.
 
     Args:
-        heads: int64 (B,).
-        tails: int64 (B,).
-        bounds: int64 (N + 2,), where each entity's triples begin and end.
-        other: int64 (D,), the other end of each triple, sorted for each entity.
-        relation: int64 (D,), which leads there.
+        heads: int64 (B,), as ``other`` names entities.
+        tails: int64 (B,), likewise.
+        head_list: int64 (B,), which list is each head's.
+        of_heads: lists of heads.
+        tail_list: int64 (B,), which is each tail's.
+        of_tails: lists of tails.
         relations: 2R.
 
     Returns:
@@ -30,7 +31,8 @@ def count_paths(
     kinds, numbers = np.empty(2 * len(heads) + 16, np.int64), np.empty(2 * len(heads) + 16, np.int32)
     found, left = np.empty(1024, np.int64), 0
     for n in range(len(heads)):
-        size, found = _find(heads[n], tails[n], bounds, other, relation, relations, found)
+        a, b = head_list[n], tail_list[n]
+        size, found = _find(heads[n], tails[n], a, of_heads, b, of_tails, relations, found)
         while left + size > len(kinds):
             kinds, numbers = _doubled(kinds), _doubled(numbers)
         first = left
@@ -46,29 +48,31 @@ def count_paths(
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
 def _find(
-    head: int, tail: int, bounds: Ids, other: Ids, relation: Ids, relations: int, found: Ids
+    head: int, tail: int, list_a: int, lists_a: Lists, list_b: int, lists_b: Lists, relations: int, found: Ids
 ) -> tuple[int, Ids]:
     """How many paths join a pair, and the kind of each in a buffer: that given, or a longer one."""
     half, size = relations // 2, 0
-    a, end_a = bounds[head], bounds[head + 1]
-    b, end_b = bounds[tail], bounds[tail + 1]
+    other_a, other_b = lists_a.other, lists_b.other
+    a, end_a = lists_a.bounds[list_a], lists_a.bounds[list_a + 1]
+    b, end_b = lists_b.bounds[list_b], lists_b.bounds[list_b + 1]
     while a < end_a and b < end_b:
-        middle = other[a]
-        if middle < other[b]:
-            a = seek(other, a, end_a, other[b])
+        middle = other_a[a]
+        if middle < other_b[b]:
+            a = seek(other_a, a, end_a, other_b[b])
             continue
-        if other[b] < middle:
-            b = seek(other, b, end_b, middle)
+        if other_b[b] < middle:
+            b = seek(other_b, b, end_b, middle)
             continue
         start_b = b
-        while b < end_b and other[b] == middle:
+        while b < end_b and other_b[b] == middle:
             b += 1
-        while a < end_a and other[a] == middle:
+        while a < end_a and other_a[a] == middle:
             while size + b - start_b > len(found):
                 found = _doubled(found)
-            for back in relation[start_b:b]:  # which leads from the tail
+            first = lists_a.relation[a] * relations
+            for back in lists_b.relation[start_b:b]:  # which leads from the tail
                 if middle != head and middle != tail:
-                    found[size] = relation[a] * relations + (back - half if back >= half else back + half)
+                    found[size] = first + (back - half if back >= half else back + half)
                     size += 1
             a += 1
     return size, found

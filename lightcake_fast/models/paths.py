@@ -1,7 +1,7 @@
 """Paths of two triples that join a pair, counted by their two relations."""
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +16,8 @@ from lightcake_fast.models import blocks
 from lightcake_fast.models.neighbours import bounds_of, entries_of, sum_rows
 
 Ids = NDArray[np.int64]
-_TOGETHER = 2**14  # pairs between which Ctrl-C is heard
+Found = tuple[Ids, NDArray[np.int32], Ids]  # what `path_search.count_paths` returns
+TOGETHER = 2**14  # pairs between which Ctrl-C is heard
 
 
 class PathKinds(NamedTuple):
@@ -59,23 +60,33 @@ class PathKinds(NamedTuple):
         return sum_rows(rows, torch.arange(len(rows), device=rows.device), self.bounds, self.weight)
 
 
+class Lists(NamedTuple):
+    """The distinct context triples of M entities, one's after another's and sorted by their other end.
+
+    Attributes:
+        bounds: int64 (M + 1,), where each entity's triples begin and end.
+        other: int64 (D,), the other end of each.
+        relation: int64 (D,), which leads there.
+    """
+
+    bounds: Ids
+    other: Ids
+    relation: Ids
+
+
 @dataclass(frozen=True, eq=False)
 class GraphPaths:
-    """The distinct context triples of a graph, an entity's side by side and sorted by their other end.
+    """A graph's triples as paths are found of them.
 
     A path leads through a third entity, so that no triple is a part of its own pair's paths.
 
     Attributes:
         num_relations: R.
-        bounds: int64 (N + 2,), the triples of each entity; one that is not in the graph, N, has none.
-        other: int64 (D,), the other end of each.
-        relation: int64 (D,), which leads there.
+        lists: of all entities; one that is not in the graph, N, has none.
     """
 
     num_relations: int
-    bounds: Ids
-    other: Ids
-    relation: Ids
+    lists: Lists
 
     @classmethod
     def of(
@@ -84,7 +95,7 @@ class GraphPaths:
         """Take the distinct context triples (h, r, t), int64 (D,) each, sorted by head, then tail."""
         head, relation, tail = (ids.cpu() for ids in triples)
         bounds = bounds_of(head, num_entities + 1).numpy()
-        return cls(num_relations, bounds, tail.numpy(), relation.numpy())
+        return cls(num_relations, Lists(bounds, tail.numpy(), relation.numpy()))
 
     def of_pairs(self, pairs: Tensor, dtype: torch.dtype) -> PathKinds:
         """The kinds of paths of pairs.
@@ -97,17 +108,31 @@ class GraphPaths:
 
     def counted(self, pairs: Tensor) -> "PathCounts":
         """What `of_pairs` weighs, in CPU memory."""
-        from lightcake_fast.models.path_search import count_paths  # Numba, of which other models have no need
-
-        graph, relations = (self.bounds, self.other, self.relation), 2 * self.num_relations
         parts = []
-        for some in torch.split(pairs.cpu(), _TOGETHER):
+        for some in torch.split(pairs.cpu(), TOGETHER):
             heads, tails = (ids.contiguous().numpy() for ids in some.unbind(1))
-            parts.append(run_compiled(count_paths, heads, tails, *graph, relations))
-        kinds, numbers, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
-        bounds = np.concatenate([[0], sizes.cumsum()])
-        first, second = (torch.from_numpy(ids.astype(np.int32)) for ids in np.divmod(kinds, relations))
-        return PathCounts(first, second, torch.from_numpy(numbers), torch.from_numpy(bounds))
+            parts.append(
+                find_paths(heads, tails, (heads, self.lists), (tails, self.lists), self.num_relations)
+            )
+        return PathCounts.joined(parts, self.num_relations)
+
+
+def find_paths(
+    heads: Ids, tails: Ids, of_heads: tuple[Ids, Lists], of_tails: tuple[Ids, Lists], num_relations: int
+) -> Found:
+    """The kinds of paths of B pairs, in CPU memory, for ``PathCounts.joined``.
+
+    Args:
+        heads: int64 (B,), as the lists name entities.
+        tails: int64 (B,), likewise.
+        of_heads: which list is each head's, int64 (B,), of these lists.
+        of_tails: likewise of the tails.
+        num_relations: R.
+    """
+    from lightcake_fast.models.path_search import count_paths  # Numba, of which other models have no need
+
+    found: Found = run_compiled(count_paths, heads, tails, *of_heads, *of_tails, 2 * num_relations)
+    return found
 
 
 class PathCounts(NamedTuple):
@@ -124,6 +149,16 @@ class PathCounts(NamedTuple):
     second: Tensor
     number: Tensor
     bounds: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Found], num_relations: int) -> "PathCounts":
+        """Those of the pairs of some parts, one part's after another's."""
+        kinds, numbers, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        bounds = np.concatenate([[0], sizes.cumsum()])
+        first, second = (
+            torch.from_numpy(ids.astype(np.int32)) for ids in np.divmod(kinds, 2 * num_relations)
+        )
+        return cls(first, second, torch.from_numpy(numbers), torch.from_numpy(bounds))
 
     def to(self, device: torch.device) -> "PathCounts":
         """The same on a device."""

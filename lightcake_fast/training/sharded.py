@@ -25,9 +25,11 @@ from lightcake_fast.metrics import (
 from lightcake_fast.models import MODELS, RelationModel
 from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.evidence import evidence_of
+from lightcake_fast.models.paths import PathCounts, PathKinds
 from lightcake_fast.sharding.data import ShardData, read_index, read_share
 from lightcake_fast.sharding.layer import Shard, exchanged
 from lightcake_fast.sharding.partition import owners
+from lightcake_fast.sharding.paths import SharedPaths
 from lightcake_fast.sharding.shard import HeldTriples, Ids, Meeting
 from lightcake_fast.sharding.world import World
 from lightcake_fast.training.config import TrainingConfig
@@ -44,15 +46,12 @@ def check_sharded(config: TrainingConfig) -> None:
     """Refuse what several processes cannot do.
 
     Raises:
-        InputError: The model reads the graph in a way of its own, or paths, which a rank does not have whole,
-            or a CUDA graph is asked for.
+        InputError: The model reads the graph in a way of its own, or a CUDA graph is asked for.
     """
     if MODELS[config.model].context and config.model != "lightcake":
         raise InputError(
             f"model: got {config.model!r} under torchrun, wanted 'lightcake' or a score without context"
         )
-    if config.paths:
-        raise InputError("paths: got True under torchrun, wanted False")
     if config.cuda_graph == "on":
         raise InputError("cuda_graph: got 'on' under torchrun, wanted 'auto' or 'off'")
 
@@ -132,6 +131,7 @@ class ShardedExperiment:
         self.model = _build_model(config, data, self.generator).to(self.device)
         self.shard = Shard(data.layout, data.splits["train"], data.num_relations, world, self.device)
         data.check(world)
+        self._in_training: tuple[PathCounts, Ids] | None = None
         self.questions = (
             ShardedQuestions(self.model, data, world, self.device) if config.task == "entity" else None
         )
@@ -242,9 +242,10 @@ class ShardedExperiment:
         known = self.world.exchange(known.byte()[:, None], meeting.sent, meeting.received)[order, 0] > 0
         heads = self.model.rows_of("head", heads, no_head, head_evidence)
         joined = None
-        if self.model.links is not None:
+        if self.model.links is not None or self.model.paths is not None:
             pairs, targets = self._pairs(held, meeting.heads, draws is not None)
-            joined = self.model.joined(evidence_of(self.shard.graph).of_links(pairs, heads.dtype, targets))
+            links = evidence_of(self.shard.graph).of_links(pairs, heads.dtype, targets)
+            joined = self.model.joined(links, self._paths(held, meeting.heads, draws is not None))
         return meeting.heads, heads, tails, joined, known & ~no_head
 
     def _side(
@@ -270,6 +271,34 @@ class ShardedExperiment:
         triples = held.triples[places]
         pairs = torch.from_numpy(self.data.layout.local(triples[:, ::2])).to(self.device)
         return pairs, torch.from_numpy(triples[:, 1].copy()).to(self.device) if training else None
+
+    def _paths(self, held: HeldTriples, places: Ids, training: bool) -> PathKinds | None:
+        """The paths of triples whose head is own, if the model reads them."""
+        if self.model.paths is None:
+            return None
+        if training:
+            # not a cached property: its lock would be held while others, here threads, are waited for
+            self._in_training = self._in_training or self._paths_in_training()
+            counts, pair = self._in_training
+            found = counts.of(torch.from_numpy(pair[places]))
+        else:
+            found = self._shared_paths.counted(held.triples[places][:, ::2], held.owners[places, 1])
+        return found.to(self.device).weighed(self.model.entities.dtype)
+
+    def _paths_in_training(self) -> tuple[PathCounts, Ids]:
+        """Those of the distinct pairs of training triples whose head is own, and which of them is each's."""
+        held = self.data.splits["train"]
+        own = np.flatnonzero(held.owners[:, 0] == self.data.layout.rank)
+        pairs = np.concatenate([held.triples[own][:, ::2], held.owners[own, 1:]], 1)
+        pairs, number = np.unique(pairs, axis=0, return_inverse=True)
+        pair = np.zeros(len(held), np.int64)
+        pair[own] = number.ravel()
+        return self._shared_paths.counted(pairs[:, :2], pairs[:, 2]), pair
+
+    @cached_property
+    def _shared_paths(self) -> SharedPaths:
+        train, n = self.data.splits["train"], self.data.num_entities
+        return SharedPaths(train, self.data.layout, n, self.data.num_relations, self.world)
 
     @cached_property
     def _seen(self) -> Tensor:

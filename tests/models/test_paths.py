@@ -18,7 +18,6 @@ from lightcake_fast.sharding.world import World
 from lightcake_fast.train import prepared
 from lightcake_fast.training import experiment, presets
 from lightcake_fast.training.experiment import Experiment
-from lightcake_fast.training.sharded import check_sharded
 from tests.support.comparison import assert_close, assert_same_bits
 from tests.support.graphs import CPU_GRAPHS
 from tests.support.models import D, graph_named, made
@@ -174,9 +173,6 @@ def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
 
 
 def test_what_paths_do_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Experiment.of(dataset="family:60", paths=True, dim=4)
-    with pytest.raises(InputError, match="paths: got True under torchrun, wanted False"):
-        check_sharded(made.config)
     with pytest.raises(InputError, match="paths: got True for the task 'entity'"):
         Experiment.of(dataset="family:60", paths=True, dim=4, task="entity")
     monkeypatch.setattr(experiment, "wants_capture", lambda *_: True)
@@ -185,13 +181,9 @@ def test_what_paths_do_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
         experiment.check(made.config, made.data)
 
 
-def test_presets_go_without_paths_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_presets_keep_paths_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(presets.BEST_TERMS, ("family", "distmult"), {**presets.TERMS, "paths": True})
-    flags: dict[str, Any] = {"dataset": "family:60", "dim": 4, "out": str(tmp_path / "one")}
-    assert prepared(None, flags)[0].paths
-    config, _, run = prepared(None, flags | {"out": str(tmp_path / "several")}, world=World())
-    assert not config.paths
-    assert not run.config.paths
-    with pytest.raises(InputError, match="paths: got True under torchrun"):
-        prepared(None, flags | {"out": str(tmp_path / "third"), "paths": True}, world=World())
-    assert not (tmp_path / "third").exists()
+    flags: dict[str, Any] = {"dataset": "family:60", "dim": 4, "out": str(tmp_path / "several")}
+    config, _, run = prepared(None, flags, world=World())
+    assert config.paths
+    assert run.config.paths

@@ -31,7 +31,7 @@ PLAIN = {
     "mask_targets": True,
 }
 PLAIN |= {"input_dropout": 0.0, "row_dropout": 0.0, "unseen_rate": 0.0, "relation_bias": True}
-ALL = {"profile": "both", "links": True, "mixing": True, "l2": 1e-3}
+ALL = {"profile": "both", "links": True, "paths": True, "mixing": True, "l2": 1e-3}
 DROPPING = {"input_dropout": 0.2, "row_dropout": 0.3, "unseen_rate": 0.3}
 ENTITIES = {"task": "entity", "relation_bias": False}
 STEPS = 4
@@ -79,6 +79,7 @@ def assert_equal_to(found: list[Any], loss: float, metrics: Evaluation, weights:
         {"score": "transh"},
         {"score": "transe", "context": "entity"},
         {"layers": 0},
+        {"layers": 0, "paths": True},
         ENTITIES,
         {**ENTITIES, "mask_targets": False, "n3": 0.1, "label_smoothing": 0.2, "ties": "index"},
         {**ENTITIES, "score": "rotate", "context": "entity", "label_smoothing": 0.2, "ties": "optimistic"},
