@@ -12,9 +12,6 @@ from torch import Tensor
 
 from lightcake_fast.errors import counted
 from lightcake_fast.kernels.plan import GpuPlan, Plan, build_gpu_plan, build_plan
-from lightcake_fast.process import give_back_memory
-
-_LARGE = 1_000_000  # triples: to sort more leaves hundreds of MiB behind
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,8 +123,6 @@ class ContextGraph:
             build: Any = build_plan if kind == "cpu" else build_gpu_plan
             plan = build(self._ids, self.num_entities, self.num_relations)
             self._plans[kind] = type(plan)(*(field.to(self.device) for field in plan))
-            if self.num_triples > _LARGE:
-                give_back_memory()  # of reading and sorting, which are done
         return True
 
     # torch.compile cannot trace this: it runs it and goes on with what it then finds. What

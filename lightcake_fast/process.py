@@ -8,7 +8,6 @@ import os
 import sys
 import warnings
 from pathlib import PurePath
-from typing import Any
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _ENVIRONMENT = {
@@ -52,22 +51,10 @@ def prepare_process() -> None:
             stacklevel=2,
         )
     set_environment()
-    mallopt = _of_the_c_library("mallopt")
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 2**30)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     import torch  # now that the environment is set
 
     torch.set_flush_denormal(True)
-
-
-def give_back_memory() -> None:
-    """Give freed memory that is kept back to the system: after large work that does not come again."""
-    malloc_trim = _of_the_c_library("malloc_trim")
-    if malloc_trim is not None:
-        malloc_trim(0)
-
-
-def _of_the_c_library(name: str) -> Any:
-    """One of glibc's own functions, where the process runs on it; else None."""
-    return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
