@@ -18,6 +18,7 @@ from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefe
 from lightcake_fast.kernels.cpu_math import FAST, exp
 from lightcake_fast.kernels.cpu_merge import sum_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
+from lightcake_fast.kernels.scores import SCORES, has_planes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +75,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
     """
     phi_ent, phi_rel, slope, grad_r = block.phi_ent, block.phi_rel, block.slope, block.grad_r
     at, add, plus, dot, columns = block.at, block.add, block.plus, block.dot, block.columns
-    grad_h, zeros, leaning, planes = block.grad_h, block.zeros, block.leaning, block.planes
+    grad_h, zeros, lean, planes = block.grad_h, block.zeros, block.lean, block.planes
     tables, stride = (2, PLANES_LINK) if planes else (1, LINK)
 
     def run(
@@ -132,14 +133,14 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     for k in range(d // columns):
                         r, r_back = at(y, row, k), at(y, back, k)
                         h, t = at(x, i0, k), at(x, j0, k)
-                        ent_a0 += dot(phi_ent(leaning(r, y, row, k, tail_a[m0]), t), at(g, i0, k))
-                        ent_b0 += dot(phi_ent(leaning(r_back, y, back, k, tail_b[m0]), h), at(g, j0, k))
+                        ent_a0 += dot(phi_ent(lean(r, y, row, k, tail_a[m0]), t), at(g, i0, k))
+                        ent_b0 += dot(phi_ent(lean(r_back, y, back, k, tail_b[m0]), h), at(g, j0, k))
                         if q is not None:
                             rel_a0 += dot(phi_rel(h, t), at(q, row, k))
                             rel_b0 += dot(phi_rel(t, h), at(q, back, k))
                         h, t = at(x, i1, k), at(x, j1, k)
-                        ent_a1 += dot(phi_ent(leaning(r, y, row, k, tail_a[m1]), t), at(g, i1, k))
-                        ent_b1 += dot(phi_ent(leaning(r_back, y, back, k, tail_b[m1]), h), at(g, j1, k))
+                        ent_a1 += dot(phi_ent(lean(r, y, row, k, tail_a[m1]), t), at(g, i1, k))
+                        ent_b1 += dot(phi_ent(lean(r_back, y, back, k, tail_b[m1]), h), at(g, j1, k))
                         if q is not None:
                             rel_a1 += dot(phi_rel(h, t), at(q, row, k))
                             rel_b1 += dot(phi_rel(t, h), at(q, back, k))
@@ -189,8 +190,8 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     for k in range(d // columns):
                         r, r_back = at(y, row, k), at(y, back, k)
                         h0, t0, h1, t1 = at(x, i0, k), at(x, j0, k), at(x, i1, k), at(x, j1, k)
-                        r0, back0 = leaning(r, y, row, k, lean_a[m0]), leaning(r_back, y, back, k, lean_b[m0])
-                        r1, back1 = leaning(r, y, row, k, lean_a[m1]), leaning(r_back, y, back, k, lean_b[m1])
+                        r0, back0 = lean(r, y, row, k, lean_a[m0]), lean(r_back, y, back, k, lean_b[m0])
+                        r1, back1 = lean(r, y, row, k, lean_a[m1]), lean(r_back, y, back, k, lean_b[m1])
                         first_a = grad_r(a0, alpha_a0, at(g, i0, k), h0, r0, t0)
                         first_b = grad_r(b0, alpha_b0, at(g, j0, k), t0, back0, h0)
                         add(part, p, k, plus(first_a, grad_r(a1, alpha_a1, at(g, i1, k), h1, r1, t1)))
@@ -204,8 +205,8 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                             if q is not None:
                                 q_r, q_back = at(q, row, k), at(q, back, k)
                             g_h, g_t = at(g, i, k), at(g, j, k)
-                            r = leaning(r, y, row, k, lean_a[m])
-                            r_back = leaning(r_back, y, back, k, lean_b[m])
+                            r = lean(r, y, row, k, lean_a[m])
+                            r_back = lean(r_back, y, back, k, lean_b[m])
                             to_h = grad_h(own_a[m], beta_a[m], q_r, h, r, t)
                             to_t = grad_h(own_b[m], beta_b[m], q_back, t, r_back, h)
                             part[p, d + k] += (
@@ -233,7 +234,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
     """
     grad_h, grad_t, columns = block.grad_h, block.grad_t, block.columns
     at, add, plus, zeros = block.at, block.add, block.plus, block.zeros
-    leaning, planes = block.leaning, block.planes
+    lean, planes = block.lean, block.planes
     stride, taken = (PLANES_LINK, 9) if planes else (LINK, 5)
 
     def run(
@@ -284,7 +285,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                             lean_b, turn_b = handed[m, 7], handed[m, 8]
                         for k in range(d // columns):
                             e_h, e_t, e_r, e_back = at(x, row, k), at(x, t, k), at(y, r, k), at(y, back, k)
-                            e_r, e_back = leaning(e_r, y, r, k, lean_a), leaning(e_back, y, back, k, lean_b)
+                            e_r, e_back = lean(e_r, y, r, k, lean_a), lean(e_back, y, back, k, lean_b)
                             g_t = at(g, t, k)
                             if q is None:
                                 as_head = grad_h(a, zero, zeros(zero), e_h, e_r, e_t)
@@ -336,12 +337,14 @@ def backward(
     read = x if gathered is None else gathered
     row_dot_x, row_dot_y = x.new_empty(len(x)), x.new_empty(len(y))
     row_dot_pass(width, -(-len(x) // ROWS), g, new_x, x if residual else x[:0], row_dot_x)
-    row_dot_pass(width, -(-len(y) // ROWS), q, new_y, y if residual else y[:0], row_dot_y)
+    # to normals nothing is added
+    of_y = (rows[:, :width].contiguous() for rows in (q, new_y, y if residual else y[:0]))
+    row_dot_pass(width, -(-len(y) // ROWS), *of_y, row_dot_y)
     own_g, own_q = g if residual else g[:0], q if residual and not partial else q[:0]
     # of relations that all weigh their triples zero no gradient comes
     through_q = None if bool((norm_y[:, 0] == math.inf).all()) else q
 
-    stride = LINK if y.shape[1] == width else PLANES_LINK
+    stride = PLANES_LINK if has_planes(SCORES[score]) else LINK
     link, part, grad_y = (
         x.new_empty(len(s) * stride),
         y.new_empty(2 * chunks, y.shape[1]),

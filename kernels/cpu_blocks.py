@@ -38,7 +38,7 @@ class NumbaBlock(NamedTuple):
     grad_r: Function
     grad_t: Function
     at: Function  # (rows, i, k): entry k of row i
-    leaning: Function  # (values, rows, i, k, by): with planes, plus ``by`` times that of row i's normal
+    lean: Function  # (values, rows, i, k, by): with planes, plus ``by`` times that of row i's normal
     add: Function  # (rows, i, k, values): added to entry k of row i
     plus: Function  # (values, values)
     times: Function  # (weight, values)
@@ -73,7 +73,7 @@ def _made(name: str, block: Any, width: int) -> NumbaBlock:
         "slope": _slope(block.psi_slope and _jitable(block.psi_slope)),
         **{1: _one_column, 2: _two_columns}[block.columns](width),
     }
-    made["leaning"] = _leaning(has_planes(block), width)
+    made["lean"] = _lean(has_planes(block), width)
     for function_name, function in made.items():  # two of them must not be one symbol
         function.__qualname__ = f"{name}_{width}_{function_name}"
     return NumbaBlock(
@@ -182,7 +182,7 @@ def _two_columns(width: int) -> dict[str, Function]:
     }
 
 
-def _leaning(planes: bool, width: int) -> Function:
+def _lean(planes: bool, width: int) -> Function:
     if not planes:
         return lambda values, rows, i, k, by: values
     if not width:

@@ -12,6 +12,7 @@ from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefe
 from lightcake_fast.kernels.cpu_math import exp
 from lightcake_fast.kernels.cpu_merge import merge_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
+from lightcake_fast.kernels.scores import SCORES, has_planes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
     """
     psi_term, psi, phi_rel, columns = block.psi_term, block.psi, block.phi_rel, block.columns
     at, add, plus, times = block.at, block.add, block.plus, block.times
-    leaning, planes = block.leaning, block.planes
+    lean, planes = block.lean, block.planes
 
     def run(
         x, y, head, tail, triple, chunk, chunk_row, mask, ways, with_sums,
@@ -80,17 +81,17 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                     for k in range(d // columns):
                         r, r_back = at(y, row, k), at(y, back, k)
                         h, t = at(x, i0, k), at(x, j0, k)
-                        a0 += psi_term(h, leaning(r, y, row, k, lean_a[m0]), t)
-                        b0 += psi_term(t, leaning(r_back, y, back, k, lean_b[m0]), h)
+                        a0 += psi_term(h, lean(r, y, row, k, lean_a[m0]), t)
+                        b0 += psi_term(t, lean(r_back, y, back, k, lean_b[m0]), h)
                         h, t = at(x, i1, k), at(x, j1, k)
-                        a1 += psi_term(h, leaning(r, y, row, k, lean_a[m1]), t)
-                        b1 += psi_term(t, leaning(r_back, y, back, k, lean_b[m1]), h)
+                        a1 += psi_term(h, lean(r, y, row, k, lean_a[m1]), t)
+                        b1 += psi_term(t, lean(r_back, y, back, k, lean_b[m1]), h)
                         h, t = at(x, i2, k), at(x, j2, k)
-                        a2 += psi_term(h, leaning(r, y, row, k, lean_a[m2]), t)
-                        b2 += psi_term(t, leaning(r_back, y, back, k, lean_b[m2]), h)
+                        a2 += psi_term(h, lean(r, y, row, k, lean_a[m2]), t)
+                        b2 += psi_term(t, lean(r_back, y, back, k, lean_b[m2]), h)
                         h, t = at(x, i3, k), at(x, j3, k)
-                        a3 += psi_term(h, leaning(r, y, row, k, lean_a[m3]), t)
-                        b3 += psi_term(t, leaning(r_back, y, back, k, lean_b[m3]), h)
+                        a3 += psi_term(h, lean(r, y, row, k, lean_a[m3]), t)
+                        b3 += psi_term(t, lean(r_back, y, back, k, lean_b[m3]), h)
                     s[2 * e0], s[2 * e0 + 1] = psi(a0), psi(b0)
                     s[2 * e1], s[2 * e1 + 1] = psi(a1), psi(b1)
                     s[2 * e2], s[2 * e2 + 1] = psi(a2), psi(b2)
@@ -177,7 +178,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
     """
     phi_ent, columns = block.phi_ent, block.columns
     at, add, plus, times = block.at, block.add, block.plus, block.times
-    leaning, planes = block.leaning, block.planes
+    lean, planes = block.lean, block.planes
 
     def run(
         x, y, own_rows, relation, tail, record, chunk, chunk_row, chunk_slot, task, s,
@@ -226,12 +227,11 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                         c0, c1 = along(x, j0, y, i0, d), along(x, j1, y, i1, d)
                         c2, c3 = along(x, j2, y, i2, d), along(x, j3, y, i3, d)
                     for k in range(d // columns):
-                        r0, r1 = leaning(at(y, i0, k), y, i0, k, c0), leaning(at(y, i1, k), y, i1, k, c1)
-                        r2, r3 = leaning(at(y, i2, k), y, i2, k, c2), leaning(at(y, i3, k), y, i3, k, c3)
-                        sums = times(w0, phi_ent(r0, at(x, j0, k)))
-                        sums = plus(sums, times(w1, phi_ent(r1, at(x, j1, k))))
-                        sums = plus(sums, times(w2, phi_ent(r2, at(x, j2, k))))
-                        add(target, to, k, plus(sums, times(w3, phi_ent(r3, at(x, j3, k)))))
+                        sums = times(w0, phi_ent(lean(at(y, i0, k), y, i0, k, c0), at(x, j0, k)))
+                        sums = plus(sums, times(w1, phi_ent(lean(at(y, i1, k), y, i1, k, c1), at(x, j1, k))))
+                        sums = plus(sums, times(w2, phi_ent(lean(at(y, i2, k), y, i2, k, c2), at(x, j2, k))))
+                        fourth = times(w3, phi_ent(lean(at(y, i3, k), y, i3, k, c3), at(x, j3, k)))
+                        add(target, to, k, plus(sums, fourth))
                 top = tops[p - task[n]]
                 if slot >= 0:
                     part_top[slot], part_total[slot] = top, total
@@ -285,7 +285,7 @@ def forward(
         0 if mask is None else mask.ndim, with_relations,
         s, part, top, total, score=score,
     )  # fmt: skip
-    own_rows = y[:, :width].contiguous()
+    own_rows = y[:, :width].contiguous()  # all of y without planes
     own_x, own_y = x if residual else x[:0], own_rows if residual and not partial else own_rows[:0]
     new_x, new_y = _results(x, with_entities, residual), _results(own_rows, with_relations, residual)
     norm_x = x.new_empty(len(x), 2) if with_entities else _no_weights(x)
@@ -307,7 +307,7 @@ def forward(
             width, len(plan.cut_row),
             new_x, own_x, plan.cut_row, plan.cut_slot, part, top, total, norm_x,
         )  # fmt: skip
-    if y.shape[1] > width:  # nothing is added to the normals
+    if has_planes(SCORES[score]):  # nothing is added to the normals
         sums, new_y = new_y, _results(y, False, residual and not (partial and with_relations))
         new_y[:, :width] = sums
     return new_x, new_y, s, norm_x, norm_y

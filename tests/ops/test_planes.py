@@ -162,6 +162,28 @@ def test_no_gpu_kernel_has_it() -> None:
         tune_context_layer(graph, D, score="transh")
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rows_of_no_numbers(backend: str) -> None:
+    triples = torch.tensor([[0, 0, 1]]).repeat(2000, 1)
+    graph = ContextGraph.from_triples(triples, 3, 2)
+    results = layer_results(torch.zeros(3, 0), torch.zeros(4, 0), graph, score="transh", backend=backend)
+    assert [tuple(table.shape) for table in results.values()] == [(3, 0), (4, 0)] * 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("d", [5, 64])
+def test_a_gradient_of_normals_that_is_no_number_stays_where_it_is(d: int, backend: str) -> None:
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [1, 1, 2], [2, 0, 0]]), 3, 2)
+    random = torch.Generator().manual_seed(0)
+    x, y, g, q = (torch.randn(n, d * m, generator=random) for n, m in ((3, 1), (4, 2), (3, 1), (4, 2)))
+    q[0, d] = torch.nan
+    tables = x.requires_grad_(), y.requires_grad_()
+    rows = context_layer(*tables, graph, score="transh", backend=backend)
+    grad_x, grad_y = torch.autograd.grad(rows, tables, (g, q))
+    assert grad_x.isfinite().all()
+    assert (~grad_y.isfinite()).nonzero().tolist() == [[0, d]]
+
+
 def test_auto_takes_the_passes_of_the_cpu() -> None:
     x, y, graph, mask = inputs("degrees", torch.float32)
     options: dict[str, Any] = {"score": "transh", "mask": mask}
