@@ -27,7 +27,7 @@ SEARCHED: dict[str, dict[str, Settings]] = {
     "simple": _WITHOUT_LAYERS,
     "rotate": _WITHOUT_LAYERS,
     "transe": _WITHOUT_LAYERS,
-    "transh": _WITHOUT_LAYERS,
+    "transh": {**_WITHOUT_LAYERS, "wn18rr": {**_WITHOUT_LAYERS["wn18rr"], "lr": 1e-2}},
     "rgcn": {
         "ddb14": {"row_dropout": 0.3},
         "wn18rr": _WN18RR,

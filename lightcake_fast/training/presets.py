@@ -85,31 +85,37 @@ _WN18RR = _best(
     patience=6,
 )
 _NELL995 = _best(2, 64, 4096, input_dropout=0.0, row_dropout=0.3, unseen_rate=0.3, l2=3e-6, epochs=20)
+_WN18RR_TRANSE = _best(2, 64, 1024, input_dropout=0.0, row_dropout=0.2, unseen_rate=0.1, epochs=20)
+_NELL995_TRANSE = _best(
+    2, 64, 4096, input_dropout=0.0, row_dropout=0.1, unseen_rate=0.3, l2=3e-6, epochs=30, lr=1e-2
+)
+_DDB14_TRANSE = _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12)
+_FAMILY_TRANSE = _best(2, 64, 512, input_dropout=0.0, row_dropout=0.0, unseen_rate=0.05, epochs=12, lr=1e-2)
+_FB15K_237_TRANSE = _best(1, 128, 2048, input_dropout=0.1, row_dropout=0.1, unseen_rate=0.03, epochs=14)
 _DDB14 = _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12, lr_decay=0.2)
 BEST: dict[tuple[str, str], Settings] = {
     ("family", "distmult"): _best(
         2, 64, 512, input_dropout=0.2, row_dropout=0.0, unseen_rate=0.05, epochs=20, lr=1e-2
     ),
-    ("family", "transe"): _best(
-        2, 64, 512, input_dropout=0.0, row_dropout=0.0, unseen_rate=0.05, epochs=12, lr=1e-2
-    ),
+    ("family", "transe"): _FAMILY_TRANSE,
+    ("family", "transh"): _FAMILY_TRANSE,
     ("fb15k-237", "distmult"): _best(
         1, 128, 2048, input_dropout=0.2, row_dropout=0.1, unseen_rate=0.03, epochs=14
     ),
-    ("fb15k-237", "transe"): _best(
-        1, 128, 2048, input_dropout=0.1, row_dropout=0.1, unseen_rate=0.03, epochs=14
-    ),
+    ("fb15k-237", "transe"): _FB15K_237_TRANSE,
+    ("fb15k-237", "transh"): _FB15K_237_TRANSE,
     ("wn18rr", "distmult"): _WN18RR,
     ("wn18rr", "rotate"): _WN18RR,
-    ("wn18rr", "transe"): _best(2, 64, 1024, input_dropout=0.0, row_dropout=0.2, unseen_rate=0.1, epochs=20),
+    ("wn18rr", "transe"): _WN18RR_TRANSE,
+    ("wn18rr", "transh"): _WN18RR_TRANSE,
     ("nell995", "distmult"): _NELL995,
     ("nell995", "complex"): _NELL995,
     ("nell995", "simple"): _NELL995,
-    ("nell995", "transe"): _best(
-        2, 64, 4096, input_dropout=0.0, row_dropout=0.1, unseen_rate=0.3, l2=3e-6, epochs=30, lr=1e-2
-    ),
+    ("nell995", "transe"): _NELL995_TRANSE,
+    ("nell995", "transh"): {**_NELL995_TRANSE, "lr": 5e-3},
     ("ddb14", "distmult"): _DDB14,
-    ("ddb14", "transe"): _best(2, 64, 512, input_dropout=0.3, row_dropout=0, unseen_rate=0.1, epochs=12),
+    ("ddb14", "transe"): _DDB14_TRANSE,
+    ("ddb14", "transh"): _DDB14_TRANSE,
     ("ddb14", "complex"): _DDB14,
     ("ddb14", "rotate"): _DDB14,
     ("ddb14", "simple"): {**_DDB14, "lr": 1e-2},
@@ -130,14 +136,18 @@ _NELL995_TERMS: Settings = {**TERMS, "row_dropout": 0.8, "weight_average": 0.99}
 BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("family", "distmult"): _ALL_TERMS,
     ("family", "transe"): _INPUT_PROFILE,
+    ("family", "transh"): _INPUT_PROFILE,
     ("fb15k-237", "distmult"): _FB15K_237_TERMS,
     ("fb15k-237", "transe"): _FB15K_237_TERMS,
+    ("fb15k-237", "transh"): _FB15K_237_TERMS,
     ("wn18rr", "distmult"): {**_WN18RR_TERMS, "lr": 1e-2},
     ("wn18rr", "rotate"): _WN18RR_TERMS,
     ("wn18rr", "transe"): {**_WN18RR_TERMS, "lr_decay": 0.15},
-    **{("nell995", score): _NELL995_TERMS for score in ("distmult", "transe", "complex", "simple", "rotate")},
+    ("wn18rr", "transh"): {**_WN18RR_TERMS, "lr_decay": 0.15},
+    **{("nell995", score): _NELL995_TERMS for score in BUILT_IN},
     ("ddb14", "distmult"): _DDB14_TERMS,
     ("ddb14", "transe"): _INPUT_PROFILE,
+    ("ddb14", "transh"): _INPUT_PROFILE,
     ("ddb14", "complex"): _DDB14_TERMS,
     ("ddb14", "simple"): _DDB14_TERMS,
     ("ddb14", "rotate"): {**_ALL_TERMS, "row_dropout": 0.3},
@@ -198,7 +208,6 @@ _BEST_ENTITY_CONTEXT: dict[str, Settings] = {
 _BEST_ENTITY_ALONE: dict[str, Settings] = {"fb15k-237": {"epochs": 22}, "wn18rr": {"epochs": 22}}
 WIDE = 1_000_000  # training triples of one's own: with more, rows that rank entities are no wider than others
 _DISTANCES = ("transe", "rotate")  # whose rows gain nothing from being short
-_SETTINGS_OF = {"transh": "transe"}  # scores with the settings of another, none of their own being searched
 # of one task alone
 _ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links", "paths")
 _ONLY_ENTITIES = ("n3", "negatives")
@@ -229,11 +238,11 @@ def preset_settings(
 ) -> Settings:
     """The settings of a preset for a data set (name or folder) and model; see `own_data` for unknown ones.
 
-    A score of the package that has no row here gets DistMult's, TransH TransE's. A baseline gets those of
+    A score of the package that has no row here gets DistMult's. A baseline gets those of
     LightCAKE with the score nearest to its own, without what it lacks and without the terms, which flags give
     it.
     """
-    spec, key, score = MODELS[model], dataset_key(dataset) or "", _SETTINGS_OF.get(score, score)
+    spec, key = MODELS[model], dataset_key(dataset) or ""
     if preset == "paper":
         return {**PAPER, **spec.overrides}
     fallback = OWN_DATA if triples is None else own_data(triples)
