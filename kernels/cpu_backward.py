@@ -345,11 +345,8 @@ def backward(
     through_q = None if bool((norm_y[:, 0] == math.inf).all()) else q
 
     stride = PLANES_LINK if has_planes(SCORES[score]) else LINK
-    link, part, grad_y = (
-        x.new_empty(len(s) * stride),
-        y.new_empty(2 * chunks, y.shape[1]),
-        y.new_empty(y.shape),
-    )
+    link, grad_y = x.new_empty(len(s) * stride), y.new_empty(y.shape)
+    part = y.new_empty(2 * chunks, y.shape[1])
     relation_pass(
         width, chunks,
         read, y, g, through_q, plan.head, plan.tail, plan.relation_chunk, plan.relation_chunk_row,

@@ -43,10 +43,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
         zero, low = real(0), real(-np.inf)
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
         weight_a, weight_b = np.empty(BLOCK, y.dtype), np.empty(BLOCK, y.dtype)
-        lean_a, lean_b = (
-            np.zeros(BLOCK, y.dtype),
-            np.zeros(BLOCK, y.dtype),
-        )  # of relations, without planes none
+        lean_a, lean_b = np.zeros(BLOCK, y.dtype), np.zeros(BLOCK, y.dtype)  # with planes
         p = next_task(counter)
         while p < tasks:
             row = chunk_row[p]

@@ -122,7 +122,7 @@ def _search(
         import_score(settings["score"])
     if vary is None:
         model, task = settings.get("model", "lightcake"), settings.get("task", "relation")
-        known = VARY.get(task, {"dim": [64]})  # a task that there is not is refused below
+        known = VARY.get(task, VARY["relation"])  # a task that there is not is refused below
         vary = {name: values for name, values in known.items() if model in (takers(name) or [model])}
     if sampler not in SAMPLERS:
         raise InputError(f"sampler: got {sampler!r}, wanted one of {', '.join(SAMPLERS)}")

@@ -70,8 +70,9 @@ class SharedPaths:
         asked = exchange(torch.from_numpy(counts), one, one).tolist()
         theirs = exchange(torch.from_numpy(entities), wanted, asked).numpy()
         rows = np.searchsorted(self._layout.rows, theirs)
-        length = torch.from_numpy(np.diff(self._own.bounds)[rows])
-        place, *_ = entries_of(torch.from_numpy(self._own.bounds[rows]), length)
+        first, end = (torch.from_numpy(self._own.bounds[rows + side]) for side in (0, 1))
+        length = end - first
+        place, *_ = entries_of(first, length)
         lengths = exchange(length, asked, wanted)
         sent, received = _sums(length, asked), _sums(lengths, wanted)
         other, relation = (

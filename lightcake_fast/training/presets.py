@@ -238,9 +238,8 @@ def preset_settings(
 ) -> Settings:
     """The settings of a preset for a data set (name or folder) and model; see `own_data` for unknown ones.
 
-    A score of the package that has no row here gets DistMult's. A baseline gets those of
-    LightCAKE with the score nearest to its own, without what it lacks and without the terms, which flags give
-    it.
+    A score of the package that has no row here gets DistMult's. A baseline gets those of LightCAKE with the
+    score nearest to its own, without what it lacks and without the terms, which flags give it.
     """
     spec, key = MODELS[model], dataset_key(dataset) or ""
     if preset == "paper":

@@ -289,11 +289,14 @@ class ShardedExperiment:
         """Those of the distinct pairs of training triples whose head is own, and which of them is each's."""
         held = self.data.splits["train"]
         own = np.flatnonzero(held.owners[:, 0] == self.data.layout.rank)
-        pairs = np.concatenate([held.triples[own][:, ::2], held.owners[own, 1:]], 1)
-        pairs, number = np.unique(pairs, axis=0, return_inverse=True)
+        heads, _, tails = held.triples[own].T
+        keys, first, number = np.unique(
+            heads * self.data.num_entities + tails, return_index=True, return_inverse=True
+        )
         pair = np.zeros(len(held), np.int64)
-        pair[own] = number.ravel()
-        return self._shared_paths.counted(pairs[:, :2], pairs[:, 2]), pair
+        pair[own] = number
+        pairs = np.stack(np.divmod(keys, self.data.num_entities), 1)
+        return self._shared_paths.counted(pairs, held.owners[own[first], 1]), pair
 
     @cached_property
     def _shared_paths(self) -> SharedPaths:

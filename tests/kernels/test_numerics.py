@@ -12,11 +12,12 @@ from torch import Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import gpu_launch
 from lightcake_fast.ops import context_weights
-from lightcake_fast.scores import BUILT_IN, FUSED, score_named
+from lightcake_fast.scores import score_named
 from tests.support.comparison import TOLERANCES, assert_close
 from tests.support.fuzz import slope_error
 from tests.support.graphs import (
     CPU_SCORES,
+    KERNELS,
     QUICK_SCORES,
     SCORES,
     as_read,
@@ -246,11 +247,8 @@ QUICK_LARGE = {("numba", score, s) for score in (*QUICK_SCORES, "transh") for s 
     ("triton", "transe", 1000.0)
 }
 LARGE = [
-    pytest.param(*case, marks=[] if case in QUICK_LARGE or ON_CARD else pytest.mark.full)
-    for case in (
-        *itertools.product(("numba",), BUILT_IN, (1.0, 8.0, 100.0, 1000.0)),
-        *itertools.product(("triton",), FUSED, (1.0, 8.0, 100.0, 1000.0)),
-    )
+    pytest.param(*kernel, s, marks=[] if (*kernel, s) in QUICK_LARGE or ON_CARD else pytest.mark.full)
+    for kernel, s in itertools.product(KERNELS, (1.0, 8.0, 100.0, 1000.0))
 ]
 
 

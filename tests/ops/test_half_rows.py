@@ -10,9 +10,9 @@ from torch import Tensor
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer, context_weights
 from lightcake_fast.reference.layer import rounded
-from lightcake_fast.scores import BUILT_IN, FUSED, score_named
+from lightcake_fast.scores import score_named
 from tests.support.comparison import assert_bitwise_equal, assert_close
-from tests.support.graphs import CONTEXTS, GRAPHS, as_read, layer_inputs, layer_results
+from tests.support.graphs import CONTEXTS, GRAPHS, KERNELS, as_read, layer_inputs, layer_results
 
 DEVICES = {"triton": "cuda" if torch.cuda.is_available() else "cpu"}
 CUT = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # graphs with cut rows
@@ -80,11 +80,9 @@ QUICK = {
 }
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full, id="-".join(map(str, case)))
-    for case in (
-        *itertools.product(("numba",), BUILT_IN, CONTEXTS, WIDTHS, DTYPES),
-        *itertools.product(("triton",), FUSED, CONTEXTS, WIDTHS, DTYPES),
-    )
-    if case[3] % score_named(case[1]).columns == 0
+    for (backend, score), context, width, dtype in itertools.product(KERNELS, CONTEXTS, WIDTHS, DTYPES)
+    if width % score_named(score).columns == 0
+    for case in [(backend, score, context, width, dtype)]
 ]
 
 

@@ -9,9 +9,16 @@ from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import BUILT_IN, FUSED
 from tests.support.comparison import TOLERANCES, assert_as_precise_as, assert_bitwise_equal, assert_close
-from tests.support.graphs import CONTEXTS, QUICK_SCORES, as_read, layer_inputs, layer_results, random_rows
+from tests.support.graphs import (
+    CONTEXTS,
+    KERNELS,
+    QUICK_SCORES,
+    as_read,
+    layer_inputs,
+    layer_results,
+    random_rows,
+)
 
 GRAPHS = {"numba": "hubs", "triton": "hub", "reference": "hubs"}  # with cut rows
 SCALED = TOLERANCES[torch.float32].scaled
@@ -32,11 +39,8 @@ QUICK = {("numba", score, context) for score in (*QUICK_SCORES, "transh") for co
     ("triton", "complex", "entity"),
 }
 CASES = [
-    pytest.param(*case, marks=[] if case in QUICK else pytest.mark.full)
-    for case in (
-        *itertools.product(("numba",), BUILT_IN, CONTEXTS),
-        *itertools.product(("triton",), FUSED, CONTEXTS),
-    )
+    pytest.param(*kernel, context, marks=[] if (*kernel, context) in QUICK else pytest.mark.full)
+    for kernel, context in itertools.product(KERNELS, CONTEXTS)
 ]
 
 

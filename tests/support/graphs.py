@@ -14,11 +14,12 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
 from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK
 from lightcake_fast.ops import context_layer
-from lightcake_fast.scores import FUSED, score_named
+from lightcake_fast.scores import BUILT_IN, FUSED, score_named
 
 QUICK_SCORES = ("distmult", "transe", "complex")  # one and two columns, linear and not
 SCORES = tuple(s if s in QUICK_SCORES else pytest.param(s, marks=pytest.mark.full) for s in FUSED)
 CPU_SCORES = (*SCORES, "transh")
+KERNELS = (*(("numba", score) for score in BUILT_IN), *(("triton", score) for score in FUSED))
 CONTEXTS = ("both", "entity", "relation")
 
 Triples = npt.NDArray[np.int64]
