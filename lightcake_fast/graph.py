@@ -34,17 +34,20 @@ class ContextGraph:
     @classmethod
     def from_triples(
         cls,
-        triples: Tensor | npt.NDArray[np.int64] | Sequence[Sequence[int]],
+        triples: Tensor | npt.NDArray[np.integer[Any]] | Sequence[Sequence[int]],
         num_entities: int,
         num_relations: int,
+        *,
+        copy: bool = True,
     ) -> "ContextGraph":
         """Check the triples and keep a copy; what a back end needs of them is made when it first runs.
 
         Args:
-            triples: int64 of shape (T, 3), or rows of whole numbers: (head, relation, tail), duplicates
-                allowed; the graph lies on the device of the tensor given, with others on the CPU.
+            triples: int32 or int64 of shape (T, 3), or rows of whole numbers: (head, relation, tail),
+                duplicates allowed; the graph lies on the device of the tensor given, with others on the CPU.
             num_entities: N, above every head and tail.
             num_relations: R, above every relation.
+            copy: False keeps int32 in CPU memory as it is, which must then not change.
 
         Raises:
             TypeError: if the triples are neither a tensor nor rows of numbers.
@@ -52,7 +55,7 @@ class ContextGraph:
                 2R is 2^31 or more.
         """
         given = triples if isinstance(triples, Tensor) else _as_tensor(triples)
-        if given.dtype != torch.int64 or given.ndim != 2 or given.shape[1] != 3:
+        if given.dtype not in (torch.int32, torch.int64) or given.ndim != 2 or given.shape[1] != 3:
             raise ValueError(f"triples: got {given.dtype} {tuple(given.shape)}, wanted torch.int64 (T, 3)")
         if len(given) >= 2**30 - 64:  # kernels number 2T places in int32, and count on a little past the last
             raise ValueError(f"triples: got {len(given)}, wanted fewer than 2^30 - 64")
@@ -66,7 +69,8 @@ class ContextGraph:
         for (name, limit), ids in zip(limits, array.T, strict=True):
             if len(ids) and not 0 <= ids.min() <= ids.max() < limit:
                 raise ValueError(f"{name} ids: got {ids.min()} to {ids.max()}, wanted 0 to {limit - 1}")
-        return cls(array.astype(np.int32), int(num_entities), int(num_relations), given.device)
+        ids = array.astype(np.int32, order="C", copy=copy and given.device.type == "cpu")
+        return cls(ids, int(num_entities), int(num_relations), given.device)
 
     def __repr__(self) -> str:
         """One line."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightcake_fast.data import SPLITS, KnowledgeGraph
+from lightcake_fast.data.knowledge_graph import Ids
 
 TIES = ("realistic", "optimistic", "pessimistic", "index")
 PAIRS_PER_BLOCK = 4096
@@ -71,20 +72,20 @@ class KnownAnswers:
     """The answers that are known to each of many questions.
 
     Args:
-        questions: int64 `[K, 2]`, pairs of ids; rows may repeat.
-        answers: int64 `[K]`, an answer to each.
+        questions: int32 or int64 `[K, 2]`, pairs of ids; rows may repeat.
+        answers: Likewise `[K]`, an answer to each.
         limit: Above every second id of a question.
     """
 
-    def __init__(self, questions: NDArray[np.int64], answers: NDArray[np.int64], limit: int) -> None:
+    def __init__(self, questions: Ids, answers: Ids, limit: int) -> None:
         self._limit = limit
         keys = self._keys(questions)
         order = np.argsort(keys, kind="stable")
         self._sorted = keys[order]
         self._answers = answers[order]
 
-    def __call__(self, questions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Look up `questions`, int64 `[B, 2]`.
+    def __call__(self, questions: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Look up `questions`, int32 or int64 `[B, 2]`.
 
         Returns:
             Rows of `questions` and the answers known there, both int64 `[K]`: one entry for each answer
@@ -95,21 +96,24 @@ class KnownAnswers:
         count = np.searchsorted(self._sorted, keys, side="right") - start
         rows = np.repeat(np.arange(len(questions), dtype=np.int64), count)
         within = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-        return rows, self._answers[np.repeat(start, count) + within]
+        return rows, self._answers[np.repeat(start, count) + within].astype(np.int64, copy=False)
 
-    def _keys(self, questions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return questions[:, 0] * self._limit + questions[:, 1]
+    def _keys(self, questions: Ids) -> NDArray[np.int64]:
+        keys = questions[:, 0].astype(np.int64)
+        keys *= self._limit
+        keys += questions[:, 1]
+        return keys
 
 
 class KnownRelations(KnownAnswers):
     """The relations that hold for each directed pair (head, tail) in any split.
 
     Args:
-        triples: int64 `[T, 3]`, rows of (head, relation, tail) ids; rows may repeat.
+        triples: int32 or int64 `[T, 3]`, rows of (head, relation, tail) ids; rows may repeat.
         num_entities: N, above every entity id.
     """
 
-    def __init__(self, triples: NDArray[np.int64], num_entities: int) -> None:
+    def __init__(self, triples: Ids, num_entities: int) -> None:
         super().__init__(triples[:, [0, 2]], triples[:, 1], num_entities)
 
     @classmethod
@@ -122,11 +126,11 @@ class KnownEntities(KnownAnswers):
     """The entities that answer (h, r), for tails, and (t, r + R), for heads, in any split.
 
     Args:
-        triples: int64 `[T, 3]`, rows of (head, relation, tail) ids; rows may repeat.
+        triples: int32 or int64 `[T, 3]`, rows of (head, relation, tail) ids; rows may repeat.
         num_relations: R, above every relation id.
     """
 
-    def __init__(self, triples: NDArray[np.int64], num_relations: int) -> None:
+    def __init__(self, triples: Ids, num_relations: int) -> None:
         super().__init__(*both_sides(triples, num_relations), 2 * num_relations)
 
     @classmethod
@@ -135,17 +139,17 @@ class KnownEntities(KnownAnswers):
         return cls(np.concatenate([data.split(name) for name in SPLITS]), data.num_relations)
 
 
-def both_sides(triples: NDArray[np.int64], num_relations: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def both_sides(triples: Ids, num_relations: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The questions of triples and their answers: for all tails, then for all heads.
 
     Args:
-        triples: int64 `[T, 3]`, rows of (head, relation, tail) ids.
+        triples: int32 or int64 `[T, 3]`, rows of (head, relation, tail) ids.
         num_relations: R.
 
     Returns:
         (h, r) and then (t, r + R), int64 `[2T, 2]`; t and then h, int64 `[2T]`.
     """
-    head, relation, tail = triples.T
+    head, relation, tail = triples.astype(np.int64, copy=False).T
     asked = np.stack([np.concatenate([head, tail]), np.concatenate([relation, relation + num_relations])], 1)
     return asked, np.concatenate([tail, head])
 
@@ -224,7 +228,7 @@ def ranks_of(rivals: Tensor, ties: str) -> Tensor:
 
 def triple_ranks(
     score: Callable[[Tensor], Tensor],
-    triples: NDArray[np.int64],
+    triples: Ids,
     known: KnownRelations,
     *,
     ties: str = "realistic",
@@ -234,7 +238,7 @@ def triple_ranks(
 
     Args:
         score: Gives the scores `[B, R]` of pairs, int64 `[B, 2]` of (head, tail) in CPU memory.
-        triples: int64 `[T, 3]`, the split to evaluate.
+        triples: int32 or int64 `[T, 3]`, the split to evaluate.
         known: The relations to filter by.
         ties: See `relation_ranks`.
         entries: The numbers of which the scores of a pair are made; blocks take as many as are allowed.
@@ -256,7 +260,7 @@ def pairs_per_block(entries: int) -> int:
 
 def entity_ranks(
     score: Callable[[Tensor], Tensor],
-    triples: NDArray[np.int64],
+    triples: Ids,
     num_entities: int,
     num_relations: int,
     known: KnownEntities,
@@ -267,7 +271,7 @@ def entity_ranks(
 
     Args:
         score: Gives the scores `[B, N]` of questions, int64 `[B, 2]` in CPU memory (see `both_sides`).
-        triples: int64 `[T, 3]`, the split to evaluate.
+        triples: int32 or int64 `[T, 3]`, the split to evaluate.
         num_entities: N.
         num_relations: R.
         known: The entities to filter by.
@@ -286,8 +290,8 @@ def entity_ranks(
 
 def _ranks(
     score: Callable[[Tensor], Tensor],
-    questions: NDArray[np.int64],
-    answers: NDArray[np.int64],
+    questions: Ids,
+    answers: Ids,
     known: KnownAnswers,
     ties: str,
     rows: int,
@@ -296,21 +300,19 @@ def _ranks(
     ranks = [torch.empty(0, dtype=torch.float64)]
     for start in range(0, len(questions), rows):
         block = slice(start, start + rows)
-        scores = score(torch.from_numpy(questions[block]))
+        scores = score(torch.from_numpy(questions[block].astype(np.int64)))
         others = tuple(torch.from_numpy(ids).to(scores.device) for ids in known(questions[block]))
-        true = torch.from_numpy(answers[block].copy()).to(scores.device)
+        true = torch.from_numpy(answers[block].astype(np.int64)).to(scores.device)
         ranks.append(relation_ranks(scores, true, (others[0], others[1]), ties=ties).cpu())
     return torch.cat(ranks)
 
 
-def summarise_ranks(
-    ranks: Tensor, triples: NDArray[np.int64], seen_entities: NDArray[np.bool_]
-) -> Evaluation:
+def summarise_ranks(ranks: Tensor, triples: Ids, seen_entities: NDArray[np.bool_]) -> Evaluation:
     """The means over all triples and over those with two seen entities.
 
     Args:
         ranks: float64 `[T]`, from `triple_ranks`, or `[T, 2]`, from `entity_ranks`.
-        triples: int64 `[T, 3]`, the triples ranked.
+        triples: int32 or int64 `[T, 3]`, the triples ranked.
         seen_entities: Bool `[N]`, entities with a training triple.
     """
     seen = torch.from_numpy(seen_entities[triples[:, [0, 2]]].all(axis=1))

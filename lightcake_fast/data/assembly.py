@@ -68,8 +68,8 @@ def assemble(
         triples, told = split_triples(triples[0], *sizes, shares, seed)
         notes += told
         dropped += [0, 0]  # before they were split
-    train, valid, test = (rows.astype(np.int64) for rows in triples)
     duplicates = dict(zip(SPLITS, dropped, strict=True))
+    train, valid, test = triples
     return KnowledgeGraph(name, *names, train, valid, test, duplicates, tuple(notes))
 
 

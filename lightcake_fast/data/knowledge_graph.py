@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 from lightcake_fast.data.splitting import SHARES
 from lightcake_fast.errors import DataWarning, InputError, counted
 
+Ids = NDArray[np.integer[Any]]
 SPLITS = ("train", "valid", "test")
+_DIGESTED = 1 << 20  # triples whose ids are widened at a time for the fingerprint
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -24,22 +26,23 @@ class KnowledgeGraph:
         name: Data set name, for reports and folder names.
         entities: Entity names by id, N of them.
         relations: Relation names by id, R of them (raw relations: no inverses).
-        train: int64 `[T, 3]`, rows of (head, relation, tail) ids, no row twice; likewise `valid` and `test`.
+        train: int32 `[T, 3]`, rows of (head, relation, tail) ids, no row twice; likewise `valid` and `test`.
+            May be given as int64. Widen ids before you multiply them, or ask PyTorch for a loss: `.long()`.
         valid: See `train`.
         test: See `train`.
         duplicates: Rows dropped per split because an equal row came before.
         notes: What looked odd in the source or was left out, in words: what reading it warned of.
 
     Raises:
-        ValueError: A split is not int64 `[T, 3]`, or holds an id out of range.
+        ValueError: A split is neither int32 nor int64 `[T, 3]`, or holds an id out of range.
     """
 
     name: str
     entities: tuple[str, ...]
     relations: tuple[str, ...]
-    train: NDArray[np.int64]
-    valid: NDArray[np.int64]
-    test: NDArray[np.int64]
+    train: Ids
+    valid: Ids
+    test: Ids
     duplicates: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))
     notes: tuple[str, ...] = ()
 
@@ -102,10 +105,11 @@ class KnowledgeGraph:
         limit = np.array([self.num_entities, self.num_relations, self.num_entities])
         for split in SPLITS:
             triples = self.split(split)
-            if triples.dtype != np.int64 or triples.ndim != 2 or triples.shape[1] != 3:
-                raise ValueError(f"{split}: got {triples.dtype} {list(triples.shape)}, wanted int64 [T, 3]")
+            if triples.dtype not in (np.int32, np.int64) or triples.ndim != 2 or triples.shape[1] != 3:
+                raise ValueError(f"{split}: got {triples.dtype} {list(triples.shape)}, wanted int32 [T, 3]")
             if ((triples < 0) | (triples >= limit)).any():
                 raise ValueError(f"{split}: got ids out of range, wanted 0 to below {limit.tolist()}")
+            object.__setattr__(self, split, np.ascontiguousarray(triples, np.int32))
 
     @property
     def num_entities(self) -> int:
@@ -122,7 +126,7 @@ class KnowledgeGraph:
         """T, the training triples."""
         return len(self.train)
 
-    def split(self, name: str) -> NDArray[np.int64]:
+    def split(self, name: str) -> Ids:
         """The triples of the split called `name`.
 
         Raises:
@@ -130,7 +134,7 @@ class KnowledgeGraph:
         """
         if name not in SPLITS:
             raise InputError(f"split: got {name!r}, wanted one of {', '.join(SPLITS)}")
-        triples: NDArray[np.int64] = getattr(self, name)
+        triples: Ids = getattr(self, name)
         return triples
 
     @cached_property
@@ -154,7 +158,8 @@ class KnowledgeGraph:
         for split in SPLITS:
             triples = self.split(split)
             digest.update(f"\n{split} {len(triples)}\n".encode())
-            digest.update(np.ascontiguousarray(triples, dtype="<i8").tobytes())
+            for start in range(0, len(triples), _DIGESTED):
+                digest.update(triples[start : start + _DIGESTED].astype("<i8").tobytes())
         return digest.hexdigest()
 
     def to_pykeen(self, split: str = "train") -> Any:
@@ -167,7 +172,7 @@ class KnowledgeGraph:
         from pykeen.triples import TriplesFactory
 
         return TriplesFactory(
-            torch.from_numpy(self.split(split)),
+            torch.from_numpy(self.split(split)).long(),
             entity_to_id={name: number for number, name in enumerate(self.entities)},
             relation_to_id={name: number for number, name in enumerate(self.relations)},
         )
@@ -183,7 +188,7 @@ class KnowledgeGraph:
         import torch
         from torch_geometric.data import Data
 
-        triples = torch.from_numpy(self.split(split))
+        triples = torch.from_numpy(self.split(split)).long()
         return Data(
             edge_index=triples[:, ::2].T.contiguous(),
             edge_type=triples[:, 1].contiguous(),

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,7 @@ def load(place: Path, name: str) -> KnowledgeGraph | None:
         entities, relations = (
             tuple(arrays[names].tobytes().decode().split("\0")) for names in ("entities", "relations")
         )
-        train, valid, test = (arrays[split].astype(np.int64) for split in SPLITS)
+        train, valid, test = (arrays[split] for split in SPLITS)
         dropped = dict(zip(SPLITS, arrays["duplicates"].tolist(), strict=True))
         notes = tuple(arrays["notes"].tobytes().decode().split("\0"))
         return KnowledgeGraph(
@@ -67,7 +68,7 @@ def save(place: Path, graph: KnowledgeGraph, folder: Path) -> None:
     """Keep a graph whose names hold no NUL; its notes forget the folder, which may be another next time."""
     from safetensors.numpy import save_file
 
-    arrays = {split: graph.split(split).astype(np.int32) for split in SPLITS}
+    arrays: dict[str, Any] = {split: graph.split(split) for split in SPLITS}
     notes = [note.replace(f"{folder}{os.sep}", "") for note in graph.notes]
     for field, texts in (("entities", graph.entities), ("relations", graph.relations), ("notes", notes)):
         arrays[field] = np.frombuffer("\0".join(texts).encode(), np.uint8)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.knowledge_graph import SPLITS, Ids, KnowledgeGraph
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def _part(count: int, total: int) -> str:
     return f"{count:,} ({count / total:.1%})" if total else "0"
 
 
-def _keys(graph: KnowledgeGraph, triples: NDArray[np.int64], columns: tuple[int, ...]) -> NDArray[np.int64]:
+def _keys(graph: KnowledgeGraph, triples: Ids, columns: tuple[int, ...]) -> NDArray[np.int64]:
     """One number a triple for the chosen columns, equal only where these are."""
     sizes = (graph.num_entities, graph.num_relations, graph.num_entities)
     chosen = [triples[:, column] for column in columns]

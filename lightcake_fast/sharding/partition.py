@@ -1,5 +1,7 @@
 """Which rank owns which entity: a partition whose ranks have about equal work and few rows in common."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,11 +14,11 @@ SLACK = 1.1  # of an even share of the work, at most, for the greedy method
 PASSES = 8  # over all entities: the first places them, the others move them
 
 
-def owners(triples: Ids, num_entities: int, parts: int, method: str = "greedy") -> Ids:
+def owners(triples: NDArray[np.integer[Any]], num_entities: int, parts: int, method: str = "greedy") -> Ids:
     """Each entity's rank, int64 (N,): the same in every process, on every machine.
 
     Args:
-        triples: int64 (T, 3), the training triples.
+        triples: int32 or int64 (T, 3), the training triples.
         num_entities: N.
         parts: P, at least 1.
         method: "greedy" takes the entities, heaviest first, and puts each where most of its neighbours are,
@@ -64,9 +66,9 @@ def _place(order, first, neighbour, weight, room, owner, load):  # type: ignore[
         load[best] += weight[v]
 
 
-def _neighbours(triples: Ids, num_entities: int) -> tuple[Ids, NDArray[np.int32]]:
+def _neighbours(triples: NDArray[np.integer[Any]], num_entities: int) -> tuple[Ids, NDArray[np.int32]]:
     """A CSR over entities: bounds (N + 1,), and the other end of each of an entity's triples."""
-    ends = triples[:, ::2].astype(np.int32)
+    ends = triples[:, ::2].astype(np.int32, copy=False)
     heads, tails = np.concatenate([ends[:, 0], ends[:, 1]]), np.concatenate([ends[:, 1], ends[:, 0]])
     first = np.concatenate([[0], np.cumsum(np.bincount(heads, minlength=num_entities))])
     return first, tails[np.argsort(heads, kind="stable")]

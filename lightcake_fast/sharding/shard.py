@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,11 @@ class HeldTriples:
     owners: Ids
 
     @classmethod
-    def of(cls, triples: Ids, owner: Ids, rank: int) -> "HeldTriples":
-        """What a rank holds of a split (T, 3), when each entity's owner is given, int64 (N,)."""
+    def of(cls, triples: NDArray[np.integer[Any]], owner: Ids, rank: int) -> "HeldTriples":
+        """What a rank holds of a split (T, 3), int32 or int64, and each entity's owner, int64 (N,)."""
         owners = owner[triples[:, ::2]]
         number = np.flatnonzero((owners == rank).any(1))
-        return cls(number, triples[number], owners[number])
+        return cls(number, triples[number].astype(np.int64), owners[number])
 
     def __len__(self) -> int:
         return len(self.number)

@@ -118,7 +118,8 @@ class Experiment:
     def graph(self) -> ContextGraph:
         """The training triples as context."""
         triples = torch.from_numpy(self.data.train).to(self.device)
-        return ContextGraph.from_triples(triples, self.data.num_entities, self.data.num_relations)
+        sizes = self.data.num_entities, self.data.num_relations
+        return ContextGraph.from_triples(triples, *sizes, copy=False)  # of what the data set holds as well
 
     @cached_property
     def seen(self) -> Tensor:

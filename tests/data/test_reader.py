@@ -55,7 +55,7 @@ def test_ids_follow_first_appearance(tmp_path: Path) -> None:
     assert graph.train.tolist() == [[0, 0, 1], [1, 1, 2]]
     assert graph.valid.tolist() == [[0, 1, 2]]
     assert graph.test.tolist() == [[2, 0, 3]]
-    assert graph.train.dtype == np.int64
+    assert graph.train.dtype == np.int32
     assert graph.seen_entities.tolist() == [True, True, True, False]
 
 
@@ -328,11 +328,17 @@ def test_fingerprint_tells_graphs_apart(tmp_path: Path) -> None:
 
 def test_a_graph_checks_its_ids() -> None:
     good = np.zeros((1, 3), dtype=np.int64)
-    KnowledgeGraph("one", ("a",), ("r",), good, good, good)
+    wide = KnowledgeGraph("one", ("a",), ("r",), good, good, good)
+    ids = good.astype(np.int32)
+    narrow = KnowledgeGraph("one", ("a",), ("r",), ids, ids, ids)
+    assert {graph.train.dtype for graph in (wide, narrow)} == {np.dtype(np.int32)}
+    assert wide.fingerprint == narrow.fingerprint
     with pytest.raises(ValueError, match="valid: got ids out of range"):
         KnowledgeGraph("one", ("a",), ("r",), good, good + np.array([0, 1, 0]), good)
-    with pytest.raises(ValueError, match=r"test: got int64 \[3\], wanted int64 \[T, 3\]"):
+    with pytest.raises(ValueError, match=r"test: got int64 \[3\], wanted int32 \[T, 3\]"):
         KnowledgeGraph("one", ("a",), ("r",), good, good, good[0])
+    with pytest.raises(ValueError, match=r"train: got float64 \[1, 3\], wanted int32 \[T, 3\]"):
+        KnowledgeGraph("one", ("a",), ("r",), good.astype(float), good, good)
 
 
 def test_load_dataset_takes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

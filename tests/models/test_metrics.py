@@ -13,6 +13,7 @@ from lightcake_fast.metrics import (
     KnownEntities,
     KnownRelations,
     NonFiniteScoresError,
+    both_sides,
     entity_ranks,
     relation_ranks,
     summarise_ranks,
@@ -106,12 +107,19 @@ def test_known_pairs_are_directed() -> None:
     assert list(zip(rows.tolist(), relations.tolist(), strict=True)) == [(0, 2), (0, 1), (0, 2), (2, 0)]
 
 
-def test_pair_keys_do_not_overflow_at_wikidata_size() -> None:
+@pytest.mark.parametrize("kind", [np.int32, np.int64])
+def test_keys_do_not_overflow_at_wikidata_size(kind: type[np.integer[Any]]) -> None:
     entities = 4_600_000
-    triples = np.array([[entities - 1, 0, entities - 1], [0, 1, entities - 1]])
+    # the product of ids that fit 32 bits does not: 4,294,967,296 is 0 there, and 2^31 is negative
+    triples = np.array([[entities - 1, 0, entities - 1], [0, 1, entities - 1], [933, 2, 4_067_497]], kind)
     rows, relations = KnownRelations(triples, entities)(triples[:, [0, 2]])
-    assert rows.tolist() == [0, 1]
-    assert relations.tolist() == [0, 1]
+    assert rows.dtype == relations.dtype == np.dtype(np.int64)
+    assert rows.tolist() == [0, 1, 2]
+    assert relations.tolist() == [0, 1, 2]
+    asked, answers = both_sides(triples, 3)
+    rows, found = KnownEntities(triples, 3)(asked)
+    assert rows.tolist() == list(range(6))
+    assert found.tolist() == answers.tolist()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -267,7 +267,7 @@ def test_repr_is_a_line() -> None:
     ("triples", "message"),
     [
         (torch.zeros(4, 3), r"triples: got torch\.float32 \(4, 3\), wanted torch\.int64 \(T, 3\)"),
-        (torch.zeros(4, 3, dtype=torch.int32), r"triples: got torch\.int32"),
+        (torch.zeros(4, 3, dtype=torch.int16), r"triples: got torch\.int16"),
         (torch.zeros(4, 2, dtype=torch.int64), r"triples: got torch\.int64 \(4, 2\)"),
         (torch.zeros(3, dtype=torch.int64), r"triples: got torch\.int64 \(3,\)"),
         (torch.zeros(2**30, 3, dtype=torch.int64, device="meta"), r"triples: got 1073741824, .* 2\^30"),
@@ -302,11 +302,21 @@ def test_sizes_beyond_the_ids_type_are_refused(sizes: tuple[int, int]) -> None:
         ContextGraph.from_triples(torch.zeros(1, 3, dtype=torch.int64), *sizes)
 
 
-def test_the_callers_triples_may_change_afterwards() -> None:
-    triples = torch.tensor([[0, 0, 1], [1, 0, 2]])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_the_callers_triples_may_change_afterwards(kind: torch.dtype) -> None:
+    triples = torch.tensor([[0, 0, 1], [1, 0, 2]], dtype=kind)
     graph = ContextGraph.from_triples(triples, 4, 1)
     triples[0, 0] = 3
     assert graph.triples[0, 0] == 0
+
+
+def test_ids_that_lie_as_a_graph_keeps_them_are_shared() -> None:
+    triples = np.array([[0, 0, 1], [1, 0, 2]], np.int32)
+    graph = ContextGraph.from_triples(triples, 4, 1, copy=False)
+    assert np.shares_memory(graph._ids, triples)
+    turned = ContextGraph.from_triples(np.asfortranarray(triples), 4, 1, copy=False)
+    for one, other in zip(graph.plan, turned.plan, strict=True):
+        assert_bitwise_equal(one, other)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,8 @@ def test_a_model_learns_with_it() -> None:
     generator = torch.Generator().manual_seed(0)
     model = LightCAKE(data.num_entities, data.num_relations, dim=8, layers=1, score=NAME, generator=generator)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    pairs, relations = torch.from_numpy(data.train[:, [0, 2]]), torch.from_numpy(data.train[:, 1])
+    triples = torch.from_numpy(data.train).long()
+    pairs, relations = triples[:, ::2], triples[:, 1]
     losses = []
     for _ in range(30):
         loss = functional.cross_entropy(model.relation_scores(model.refine(graph), pairs), relations)
