@@ -12,6 +12,7 @@ from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import xavier
 from lightcake_fast.segments import segment_softmax_aggregate
+from lightcake_fast.sharding.layer import Shard, with_halo
 
 _BLOCK = 4096  # triples whose rows are at hand at once
 
@@ -48,17 +49,23 @@ class A2N(RelationModel):
         )
 
     def _encode(
-        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph | Shard,
+        mask: Tensor | None,
+        backend: str,
     ) -> tuple[Tensor, Tensor]:
-        found = neighbours(graph)
+        rows, whole = with_halo(entities, graph)
+        found = neighbours(whole)
         order = found.in_head_order
-        of_relation, of_tail = relations @ self.of_relation, entities @ self.of_tail
-        scores: Tensor = _Products.apply(entities, of_relation, of_tail, found)  # type: ignore[no-untyped-call]
+        of_relation, of_tail = relations @ self.of_relation, rows @ self.of_tail
+        scores: Tensor = _Products.apply(rows, of_relation, of_tail, found)  # type: ignore[no-untyped-call]
         scores = scores / entities.shape[1] ** 0.5
         hidden = None if mask is None else mask.repeat(2).index_select(0, order.triple)
         sums = segment_softmax_aggregate(scores, of_relation, order.relations, hidden, backend=backend)
         sums = sums + segment_softmax_aggregate(scores, of_tail, order.tails, hidden, backend=backend)
-        return entities @ self.of_self + sums @ self.of_neighbours, relations
+        return entities @ self.of_self + sums[: len(entities)] @ self.of_neighbours, relations
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         return distmult(heads, relations, tails)

@@ -168,7 +168,7 @@ class RelationModel(nn.Module):
         Returns:
             Own rows (n, d) and relations.
         """
-        return self.inputs(shard.graph, mask, draws)
+        return self._encode(*self.inputs(shard.graph, mask, draws), shard, mask, backend)
 
     def inputs(
         self,
@@ -457,9 +457,14 @@ class RelationModel(nn.Module):
         return ask(self.entity_score, heads, functional.embedding(asked, relations), spread)
 
     def _encode(
-        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph | Shard,
+        mask: Tensor | None,
+        backend: str,
     ) -> tuple[Tensor, Tensor]:
-        """The tables after the context; a model without one leaves them as they are."""
+        """The tables after the context, of a shard own rows; a model without one leaves them as they are."""
         return entities, relations
 
     def _encode_rows(

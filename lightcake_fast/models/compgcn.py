@@ -5,12 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows, threads_for
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
+from lightcake_fast.sharding.layer import Shard, with_halo
 
 COMPOSITIONS = ("sub", "mult", "corr")
 
@@ -58,27 +60,28 @@ class CompGCNLayer(nn.Module):
         self.loop = nn.Parameter(xavier(1, dim, **made)[0].detach())
 
     def forward(
-        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None = None
+        self, entities: Tensor, relations: Tensor, graph: ContextGraph | Shard, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """New rows (N, d) of entities (N, d), and (2R, d) of relations (2R, d).
 
         Args:
             entities: (N, d).
             relations: (2R, d).
-            graph: the context, on the same device.
+            graph: the context, on the same device, or a shard of it, whose own rows are given.
             mask: bool (T,), triples to leave out with their inverses, or None.
         """
-        x, z, phi = entities, torch.cat([relations, self.loop[None]]), self.composition
+        x, whole = with_halo(entities, graph)
+        z, phi = torch.cat([relations, self.loop[None]]), self.composition
         if phi == "corr":
             x, z = _frequencies(x), _frequencies(z)
-        found = neighbours(graph)
+        found, own = neighbours(whole), len(entities)
         shares = found.direction_shares(mask, entities.dtype)
         means: Tensor = _Means.apply(x, z[:-1], *shares, phi, found)  # type: ignore[no-untyped-call]
-        sides = [*means, _composed(x, z[-1], torch.ones_like(x[:, 0]), phi)]
+        sides = [*means[:, :own], _composed(x[:own], z[-1], torch.ones_like(x[:own, 0]), phi)]
         if phi == "corr":
             sides = [_of_frequencies(side, entities.shape[1]) for side in sides]
-        original, inverse, own = sides
-        out = original @ self.of_original + inverse @ self.of_inverse + own @ self.of_self
+        original, inverse, itself = sides
+        out = original @ self.of_original + inverse @ self.of_inverse + itself @ self.of_self
         return out.tanh(), relations @ self.of_relation
 
 
@@ -143,12 +146,14 @@ def _product(a: Tensor, b: Tensor, phi: str, *, conjugate: bool = True) -> Tenso
 
 def _frequencies(rows: Tensor) -> Tensor:
     """The Fourier transform of real rows (M, d), real and imaginary parts by turns: (M, 2 (d // 2 + 1))."""
+    if not len(rows):  # which MKL does not transform
+        return functional.pad(rows, (0, 2 - rows.shape[1] % 2))
     return torch.view_as_real(torch.fft.rfft(rows)).flatten(1)
 
 
 def _of_frequencies(parts: Tensor, dim: int) -> Tensor:
     """The rows (M, d) whose ``_frequencies`` these are."""
-    rows: Tensor = torch.fft.irfft(_complex(parts), n=dim)
+    rows: Tensor = torch.fft.irfft(_complex(parts), n=dim) if len(parts) else parts[:, :dim]
     return rows
 
 
@@ -197,7 +202,12 @@ class CompGCN(RelationModel):
         )
 
     def _encode(
-        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph | Shard,
+        mask: Tensor | None,
+        backend: str,
     ) -> tuple[Tensor, Tensor]:
         for convolution in self.convolutions:
             entities, relations = convolution(entities, relations, graph, mask)

@@ -9,7 +9,6 @@ from torch.nn import functional
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
-from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.scorers import SCORERS, of_modulus_one
 from lightcake_fast.models.weights import check_at_least, check_choice
 from lightcake_fast.ops import CONTEXTS, ROWS, context_layer
@@ -125,7 +124,12 @@ class LightCAKE(RelationModel):
         self.entity_mixing, self.relation_mixing = matrices("relation"), matrices("entity")
 
     def _encode(
-        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph | Shard,
+        mask: Tensor | None,
+        backend: str,
     ) -> tuple[Tensor, Tensor]:
         return self._through(self.layers, entities, relations, graph, mask, backend)
 
@@ -181,13 +185,6 @@ class LightCAKE(RelationModel):
                 break
             parts.insert(0, part)
         return parts
-
-    def refine_shard(
-        self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str
-    ) -> tuple[Tensor, Tensor]:
-        """See ``RelationModel``."""
-        inputs = self.inputs(shard.graph, mask, draws)
-        return self._through(self.layers, *inputs, shard, mask, backend)
 
     def layer(
         self,

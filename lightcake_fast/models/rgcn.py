@@ -12,6 +12,7 @@ from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows, threads_for
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
+from lightcake_fast.sharding.layer import Shard, with_halo
 
 DECOMPOSITIONS = ("full", "basis", "block")
 
@@ -67,21 +68,22 @@ class RGCNLayer(nn.Module):
             self.matrices = xavier(2 * num_relations, blocks, dim // blocks, dim // blocks, **made)
             self.coefficients = None
 
-    def forward(self, entities: Tensor, graph: ContextGraph, mask: Tensor | None = None) -> Tensor:
+    def forward(self, entities: Tensor, graph: ContextGraph | Shard, mask: Tensor | None = None) -> Tensor:
         """New rows (N, d) of entities (N, d), without an activation.
 
         Args:
             entities: (N, d).
-            graph: the context, on the same device.
+            graph: the context, on the same device, or a shard of it, whose own rows are given.
             mask: bool (T,), triples to leave out with their inverses, or None.
         """
-        found = neighbours(graph)
+        rows, whole = with_halo(entities, graph)
+        found = neighbours(whole)
         weights = found.mean_weights(mask, entities.dtype)
         matrices: Tensor = self.matrices
         if self.coefficients is not None:
             matrices = torch.tensordot(self.coefficients, matrices, 1)[:, None]
-        sums: Tensor = _RelationProducts.apply(entities, matrices, weights, found)  # type: ignore[no-untyped-call]
-        return entities @ self.root + sums
+        sums: Tensor = _RelationProducts.apply(rows, matrices, weights, found)  # type: ignore[no-untyped-call]
+        return entities @ self.root + sums[: len(entities)]
 
 
 class _RelationProducts(torch.autograd.Function):
@@ -174,7 +176,12 @@ class RGCN(RelationModel):
         )
 
     def _encode(
-        self, entities: Tensor, relations: Tensor, graph: ContextGraph, mask: Tensor | None, backend: str
+        self,
+        entities: Tensor,
+        relations: Tensor,
+        graph: ContextGraph | Shard,
+        mask: Tensor | None,
+        backend: str,
     ) -> tuple[Tensor, Tensor]:
         for n, convolution in enumerate(self.convolutions):
             entities = convolution(entities.relu() if n else entities, graph, mask)

@@ -110,6 +110,29 @@ def sharded_layer(
     return x, y
 
 
+def with_halo(rows: Tensor, graph: ContextGraph | Shard) -> tuple[Tensor, ContextGraph]:
+    """The rows of all entities that a graph's triples name, and the graph over them.
+
+    Of a shard own rows (n, d) are given; those of the halo follow them, and their gradients go back. All
+    ranks must call.
+    """
+    if isinstance(graph, ContextGraph):
+        return rows, graph
+    return _WithHalo.apply(rows, graph), graph.graph  # type: ignore[no-untyped-call]
+
+
+class _WithHalo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, shard: Shard) -> Tensor:
+        ctx.shard = shard
+        return shard.with_halo(rows, "float32")
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return ctx.shard.to_owners(g), None
+
+
 def exchanged(rows: Tensor, world: World, sent: list[int], received: list[int]) -> Tensor:
     """``World.exchange`` of rows whose gradients go back the same way."""
     found: Tensor = _Exchange.apply(rows, world, sent, received)  # type: ignore[no-untyped-call]

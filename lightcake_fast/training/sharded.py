@@ -22,7 +22,7 @@ from lightcake_fast.metrics import (
     pairs_per_block,
     relation_ranks,
 )
-from lightcake_fast.models import MODELS, RelationModel
+from lightcake_fast.models import RelationModel
 from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.evidence import evidence_of
 from lightcake_fast.models.paths import PathCounts, PathKinds
@@ -46,12 +46,8 @@ def check_sharded(config: TrainingConfig) -> None:
     """Refuse what several processes cannot do.
 
     Raises:
-        InputError: The model reads the graph in a way of its own, or a CUDA graph is asked for.
+        InputError: A CUDA graph is asked for.
     """
-    if MODELS[config.model].context and config.model != "lightcake":
-        raise InputError(
-            f"model: got {config.model!r} under torchrun, wanted 'lightcake' or a score without context"
-        )
     if config.cuda_graph == "on":
         raise InputError("cuda_graph: got 'on' under torchrun, wanted 'auto' or 'off'")
 

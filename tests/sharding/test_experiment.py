@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightcake_fast.data import load_dataset
 from lightcake_fast.metrics import SCORES_PER_BLOCK, TIES, Evaluation
+from lightcake_fast.models import MODELS, takers
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.partition import owners
 from lightcake_fast.sharding.world import World
@@ -31,14 +32,17 @@ PLAIN = {
     "mask_targets": True,
 }
 PLAIN |= {"input_dropout": 0.0, "row_dropout": 0.0, "unseen_rate": 0.0, "relation_bias": True}
-ALL = {"profile": "both", "links": True, "paths": True, "mixing": True, "l2": 1e-3}
+TERMS = {"profile": "both", "links": True, "paths": True}
+ALL = {**TERMS, "mixing": True, "l2": 1e-3}
 DROPPING = {"input_dropout": 0.2, "row_dropout": 0.3, "unseen_rate": 0.3}
 ENTITIES = {"task": "entity", "relation_bias": False}
 STEPS = 4
 
 
 def config(**flags: Any) -> TrainingConfig:
-    return resolve({"dataset": "family:60", "preset": "paper", **PLAIN, **flags})
+    takes = MODELS[flags.get("model", "lightcake")].own
+    plain = {name: value for name, value in PLAIN.items() if name in takes or not takers(name)}
+    return resolve({"dataset": "family:60", "preset": "paper", **plain, **flags})
 
 
 def trained(one: Experiment | ShardedExperiment) -> tuple[float, Evaluation, dict[str, Tensor]]:
@@ -80,11 +84,20 @@ def assert_equal_to(found: list[Any], loss: float, metrics: Evaluation, weights:
         {"score": "transe", "context": "entity"},
         {"layers": 0},
         {"layers": 0, "paths": True},
+        {"model": "rgcn"},
+        {"model": "rgcn", "decomposition": "block", "bases": 2, **TERMS},
+        {"model": "compgcn", "composition": "sub"},
+        {"model": "compgcn", "composition": "corr", **TERMS},
+        {"model": "a2n", "mask_targets": False},
+        {"model": "a2n", **TERMS},
         ENTITIES,
         {**ENTITIES, "mask_targets": False, "n3": 0.1, "label_smoothing": 0.2, "ties": "index"},
         {**ENTITIES, "score": "rotate", "context": "entity", "label_smoothing": 0.2, "ties": "optimistic"},
         {**ENTITIES, "score": "complex", "n3": 0.1, "mixing": True, "weight_average": 0.5},
         {**ENTITIES, "layers": 0, "score": "transe"},
+        {**ENTITIES, "model": "rgcn", "decomposition": "full"},
+        {**ENTITIES, "model": "compgcn", "n3": 0.1},
+        {**ENTITIES, "model": "a2n"},
     ],
     ids=str,
 )
