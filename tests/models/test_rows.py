@@ -50,7 +50,7 @@ def assert_same_rows(model: RelationModel, graph: ContextGraph, mask: Tensor, ro
 @pytest.mark.parametrize("rows", ["few", "repeated", "more than there are", "none"])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("mixing", [False, True])
-@pytest.mark.parametrize("cutting", [0, 96])
+@pytest.mark.parametrize("cutting", [0, 80])
 def test_some_rows_are_those_of_all(
     cutting: int, mixing: bool, context: str, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

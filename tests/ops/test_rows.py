@@ -82,11 +82,11 @@ def test_rows_that_nothing_is_read_for() -> None:
 
 def test_rows_that_read_much_are_left_to_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, graph, _ = layer_inputs("hubs", D, torch.float64)
-    monkeypatch.setattr(rows_module, "CUTTING", 96)
-    hub = torch.tensor([0])  # a fourth of the context triples
-    assert part_of(graph, hub, 64) is not None
-    assert part_of(graph, hub, 16) is None, "rows are too short for what cutting costs"
-    assert part_of(graph, torch.tensor([0, 1]), 64) is None
+    monkeypatch.setattr(rows_module, "CUTTING", 80)
+    hub = torch.tensor([0])  # a fourth of the context triples, an end of half of the raw ones
+    assert part_of(graph, hub, 128) is not None
+    assert part_of(graph, hub, 64) is None, "rows are too short for what cutting costs"
+    assert part_of(graph, torch.tensor([0, 1]), 128) is None, "they read half, which all raw triples have"
 
 
 def test_tables_of_16_bits_are_refused() -> None:
