@@ -27,7 +27,8 @@ class KnowledgeGraph:
         entities: Entity names by id, N of them.
         relations: Relation names by id, R of them (raw relations: no inverses).
         train: int32 `[T, 3]`, rows of (head, relation, tail) ids, no row twice; likewise `valid` and `test`.
-            May be given as int64. Widen ids before you multiply them, or ask PyTorch for a loss: `.long()`.
+            May be given as int64; int32 is kept as it is given and must not change. Widen ids (`.long()`)
+            before you multiply them, or ask PyTorch for a loss.
         valid: See `train`.
         test: See `train`.
         duplicates: Rows dropped per split because an equal row came before.

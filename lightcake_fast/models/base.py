@@ -211,7 +211,7 @@ class RelationModel(nn.Module):
 
         Args:
             graph: the context.
-            pairs: int64 (B, 2) of (head, tail); N stands for an entity of which nothing is known.
+            pairs: int64 or int32 (B, 2) of (head, tail); N stands for an entity of which nothing is known.
             targets: int64 (B,), in training: the pairs are the graph's triples with these relations, and
                 each is left out of its own evidence, which else holds the answer.
             numbers: int64 (B,), of these triples, where they are known: their paths are counted once for all.
@@ -219,6 +219,7 @@ class RelationModel(nn.Module):
         if not self.has_terms:
             return None
         found, dtype = evidence_of(graph), self.entities.dtype
+        pairs = pairs.long()  # a data set's ids are narrower, and pairs are numbered by N^2
         evidence = found.of_pairs(pairs, dtype, targets)
         if self.paths is None:
             return evidence

@@ -291,3 +291,18 @@ def test_a_model_with_terms_wants_evidence() -> None:
             model.relation_scores((model.entities, model.relations), pairs)
     model = made("distmult", graph)
     assert model.evidence(graph, pairs) is None
+
+
+def test_pairs_of_a_data_sets_ids_are_known_by_more_than_32_bits() -> None:
+    entities = 100_000
+    generator = torch.Generator().manual_seed(0)
+    triples = torch.randint(entities, (500, 3), generator=generator) % torch.tensor([entities, 5, entities])
+    graph = ContextGraph.from_triples(triples.int(), entities, 5)
+    model = LightCAKE(entities, 5, dim=4, layers=1, profile="score", links=True, paths=True).eval()
+    found = model.evidence(graph, triples[:, ::2].int())
+    assert found is not None
+    assert found.links.weight.sum() >= len(triples)
+    for narrow, wide in zip(found, model.evidence(graph, triples[:, ::2]) or (), strict=True):
+        assert narrow is not None
+        assert wide is not None
+        assert all(map(torch.equal, narrow, wide))
