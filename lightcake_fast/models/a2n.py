@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import xavier
 from lightcake_fast.segments import segment_softmax_aggregate
-from lightcake_fast.sharding.layer import Shard, with_halo
+from lightcake_fast.sharding.layer import AnyGraph, with_halo
 
 _BLOCK = 4096  # triples whose rows are at hand at once
 
@@ -49,12 +48,7 @@ class A2N(RelationModel):
         )
 
     def _encode(
-        self,
-        entities: Tensor,
-        relations: Tensor,
-        graph: ContextGraph | Shard,
-        mask: Tensor | None,
-        backend: str,
+        self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         rows, whole = with_halo(entities, graph)
         found = neighbours(whole)

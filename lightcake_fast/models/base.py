@@ -24,7 +24,7 @@ from lightcake_fast.models.paths import PathKinds
 from lightcake_fast.models.scorers import PRODUCTS, with_normals
 from lightcake_fast.models.terms import PROFILES, Links, Paths, RelationProfile
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
-from lightcake_fast.sharding.layer import Shard
+from lightcake_fast.sharding.layer import AnyGraph, Shard
 
 
 class RelationModel(nn.Module):
@@ -458,12 +458,7 @@ class RelationModel(nn.Module):
         return ask(self.entity_score, heads, functional.embedding(asked, relations), spread)
 
     def _encode(
-        self,
-        entities: Tensor,
-        relations: Tensor,
-        graph: ContextGraph | Shard,
-        mask: Tensor | None,
-        backend: str,
+        self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         """The tables after the context, of a shard own rows; a model without one leaves them as they are."""
         return entities, relations

@@ -7,12 +7,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows, threads_for
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
-from lightcake_fast.sharding.layer import Shard, with_halo
+from lightcake_fast.sharding.layer import AnyGraph, with_halo
 
 COMPOSITIONS = ("sub", "mult", "corr")
 
@@ -60,7 +59,7 @@ class CompGCNLayer(nn.Module):
         self.loop = nn.Parameter(xavier(1, dim, **made)[0].detach())
 
     def forward(
-        self, entities: Tensor, relations: Tensor, graph: ContextGraph | Shard, mask: Tensor | None = None
+        self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """New rows (N, d) of entities (N, d), and (2R, d) of relations (2R, d).
 
@@ -202,12 +201,7 @@ class CompGCN(RelationModel):
         )
 
     def _encode(
-        self,
-        entities: Tensor,
-        relations: Tensor,
-        graph: ContextGraph | Shard,
-        mask: Tensor | None,
-        backend: str,
+        self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         for convolution in self.convolutions:
             entities, relations = convolution(entities, relations, graph, mask)

@@ -14,7 +14,7 @@ from lightcake_fast.models.weights import check_at_least, check_choice
 from lightcake_fast.ops import CONTEXTS, ROWS, context_layer
 from lightcake_fast.rows import Part, context_rows, part_of
 from lightcake_fast.scores import BUILT_IN, score_named
-from lightcake_fast.sharding.layer import Shard, sharded_layer
+from lightcake_fast.sharding.layer import AnyGraph, Shard, sharded_layer
 
 
 class LightCAKE(RelationModel):
@@ -124,12 +124,7 @@ class LightCAKE(RelationModel):
         self.entity_mixing, self.relation_mixing = matrices("relation"), matrices("entity")
 
     def _encode(
-        self,
-        entities: Tensor,
-        relations: Tensor,
-        graph: ContextGraph | Shard,
-        mask: Tensor | None,
-        backend: str,
+        self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         return self._through(self.layers, entities, relations, graph, mask, backend)
 
@@ -138,7 +133,7 @@ class LightCAKE(RelationModel):
         layers: int,
         entities: Tensor,
         relations: Tensor,
-        graph: ContextGraph | Shard,
+        graph: AnyGraph,
         mask: Tensor | None,
         backend: str,
     ) -> tuple[Tensor, Tensor]:
@@ -191,7 +186,7 @@ class LightCAKE(RelationModel):
         number: int,
         entities: Tensor,
         relations: Tensor,
-        graph: ContextGraph | Shard,
+        graph: AnyGraph,
         mask: Tensor | None = None,
         backend: str = "auto",
     ) -> tuple[Tensor, Tensor]:
@@ -208,12 +203,7 @@ class LightCAKE(RelationModel):
         return self.entity_mixing is not None or self.relation_mixing is not None
 
     def _context(
-        self,
-        entities: Tensor,
-        relations: Tensor,
-        graph: ContextGraph | Shard,
-        mask: Tensor | None,
-        backend: str,
+        self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         """New rows, or, if they are to be mixed, the context sums alone."""
         options = {"context": self.context, **self._options(mask, backend)}

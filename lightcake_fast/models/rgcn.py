@@ -7,12 +7,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows, threads_for
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
-from lightcake_fast.sharding.layer import Shard, with_halo
+from lightcake_fast.sharding.layer import AnyGraph, with_halo
 
 DECOMPOSITIONS = ("full", "basis", "block")
 
@@ -68,7 +67,7 @@ class RGCNLayer(nn.Module):
             self.matrices = xavier(2 * num_relations, blocks, dim // blocks, dim // blocks, **made)
             self.coefficients = None
 
-    def forward(self, entities: Tensor, graph: ContextGraph | Shard, mask: Tensor | None = None) -> Tensor:
+    def forward(self, entities: Tensor, graph: AnyGraph, mask: Tensor | None = None) -> Tensor:
         """New rows (N, d) of entities (N, d), without an activation.
 
         Args:
@@ -176,12 +175,7 @@ class RGCN(RelationModel):
         )
 
     def _encode(
-        self,
-        entities: Tensor,
-        relations: Tensor,
-        graph: ContextGraph | Shard,
-        mask: Tensor | None,
-        backend: str,
+        self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
         for n, convolution in enumerate(self.convolutions):
             entities = convolution(entities.relu() if n else entities, graph, mask)

@@ -72,6 +72,9 @@ class Shard:
         return own
 
 
+AnyGraph = ContextGraph | Shard  # the whole context, or a rank's part of it
+
+
 def sharded_layer(
     entities: Tensor,
     relations: Tensor,
@@ -110,7 +113,7 @@ def sharded_layer(
     return x, y
 
 
-def with_halo(rows: Tensor, graph: ContextGraph | Shard) -> tuple[Tensor, ContextGraph]:
+def with_halo(rows: Tensor, graph: AnyGraph) -> tuple[Tensor, ContextGraph]:
     """The rows of all entities that a graph's triples name, and the graph over them.
 
     Of a shard own rows (n, d) are given; those of the halo follow them, and their gradients go back. All
