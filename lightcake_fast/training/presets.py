@@ -145,6 +145,7 @@ BEST_TERMS: dict[tuple[str, str], Settings] = {
     ("wn18rr", "transe"): {**_WN18RR_TERMS, "lr_decay": 0.15},
     ("wn18rr", "transh"): {**_WN18RR_TERMS, "lr_decay": 0.15},
     **{("nell995", score): _NELL995_TERMS for score in BUILT_IN},
+    ("nell995", "distmult"): {**_NELL995_TERMS, "epochs": 18},
     ("ddb14", "distmult"): _DDB14_TERMS,
     ("ddb14", "transe"): _INPUT_PROFILE,
     ("ddb14", "transh"): _INPUT_PROFILE,
@@ -205,9 +206,11 @@ _BEST_ENTITY_CONTEXT: dict[str, Settings] = {
     "fb15k-237": {"context": "entity", "epochs": 12},
     "wn18rr": {"context": "entity", "epochs": 10, "n3": 0.03},
 }
-_BEST_ENTITY_ALONE: dict[str, Settings] = {"fb15k-237": {"epochs": 22}, "wn18rr": {"epochs": 22}}
+_BEST_ENTITY_ALONE: dict[str, Settings] = {"fb15k-237": {"epochs": 22}, "wn18rr": {"epochs": 22, "lr": 1e-2}}
+# And for a score that is a distance: its rows gain nothing from being short, and have far to go.
+_BEST_ENTITY_DISTANCE: dict[str, Settings] = {"wn18rr": {"n3": 0.0, "lr": 2e-2}}
 WIDE = 1_000_000  # training triples of one's own: with more, rows that rank entities are no wider than others
-_DISTANCES = ("transe", "rotate")  # whose rows gain nothing from being short
+_DISTANCES = ("transe", "rotate")
 # of one task alone
 _ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links", "paths")
 _ONLY_ENTITIES = ("n3", "negatives")
@@ -254,7 +257,7 @@ def preset_settings(
         if not spec.context:
             best |= _BEST_ENTITY_ALONE.get(key, {})
         if (spec.nearest or score) in _DISTANCES:
-            best |= {"n3": 0.0}
+            best |= _BEST_ENTITY_DISTANCE.get(key, {"n3": 0.0})
         return best
     best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), fallback)
     if model != "lightcake":
