@@ -198,7 +198,7 @@ BEST_ENTITY: dict[str, Settings] = {
         "n3": 0.05,
         "mask_targets": False,
     },
-    "wn18rr": {**_WIDE_ENTITY, "layers": 2, "lr_decay": 0.15, "n3": 0.1},
+    "wn18rr": {**_WIDE_ENTITY, "layers": 2, "lr": 1e-2, "lr_decay": 0.15, "n3": 0.1},
 }
 # What they become for LightCAKE, and for models without context, whose steps have all but ended by then.
 _BEST_ENTITY_CONTEXT: dict[str, Settings] = {
@@ -206,9 +206,10 @@ _BEST_ENTITY_CONTEXT: dict[str, Settings] = {
     "fb15k-237": {"context": "entity", "epochs": 12},
     "wn18rr": {"context": "entity", "epochs": 10, "n3": 0.03},
 }
-_BEST_ENTITY_ALONE: dict[str, Settings] = {"fb15k-237": {"epochs": 22}, "wn18rr": {"epochs": 22, "lr": 1e-2}}
-# And for a score that is a distance: its rows gain nothing from being short, and have far to go.
-_BEST_ENTITY_DISTANCE: dict[str, Settings] = {"wn18rr": {"n3": 0.0, "lr": 2e-2}}
+_BEST_ENTITY_ALONE: dict[str, Settings] = {"fb15k-237": {"epochs": 22}, "wn18rr": {"epochs": 22}}
+# For LightCAKE with one score, and for scores that are distances, whose rows need not be short and go far.
+_BEST_ENTITY_SCORE: dict[tuple[str, str], Settings] = {("wn18rr", "distmult"): {"lr": 5e-3}}
+_BEST_ENTITY_DISTANCE: dict[str, Settings] = {"family": {"lr": 4e-2}, "wn18rr": {"lr": 2e-2}}
 WIDE = 1_000_000  # training triples of one's own: with more, rows that rank entities are no wider than others
 _DISTANCES = ("transe", "rotate")
 # of one task alone
@@ -254,10 +255,11 @@ def preset_settings(
         best = _of_model(BEST_ENTITY.get(key, own), spec, searched=key in BEST_ENTITY)
         if model == "lightcake":
             best |= {"mixing": True, **_BEST_ENTITY_CONTEXT.get(key, {"context": "entity"})}
+            best |= _BEST_ENTITY_SCORE.get((key, score), {})
         if not spec.context:
             best |= _BEST_ENTITY_ALONE.get(key, {})
         if (spec.nearest or score) in _DISTANCES:
-            best |= _BEST_ENTITY_DISTANCE.get(key, {"n3": 0.0})
+            best |= {"n3": 0.0, **_BEST_ENTITY_DISTANCE.get(key, {})}
         return best
     best = BEST.get((key, spec.nearest or score)) or BEST.get((key, "distmult"), fallback)
     if model != "lightcake":
