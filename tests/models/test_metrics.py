@@ -110,15 +110,16 @@ def test_known_pairs_are_directed() -> None:
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
 def test_keys_do_not_overflow_at_wikidata_size(kind: type[np.integer[Any]]) -> None:
     entities = 4_600_000
-    # the product of ids that fit 32 bits does not: 4,294,967,296 is 0 there, and 2^31 is negative
-    triples = np.array([[entities - 1, 0, entities - 1], [0, 1, entities - 1], [933, 2, 4_067_497]], kind)
+    # the key of (933, 3,167,296) is 2^32, of which 32 bits leave that of (0, 0)
+    first = [[entities - 1, 0, entities - 1], [0, 1, entities - 1]]
+    triples = np.array([*first, [933, 2, 3_167_296], [0, 0, 0]], kind)
     rows, relations = KnownRelations(triples, entities)(triples[:, [0, 2]])
     assert rows.dtype == relations.dtype == np.dtype(np.int64)
-    assert rows.tolist() == [0, 1, 2]
-    assert relations.tolist() == [0, 1, 2]
+    assert rows.tolist() == [0, 1, 2, 3]
+    assert relations.tolist() == [0, 1, 2, 0]
     asked, answers = both_sides(triples, 3)
     rows, found = KnownEntities(triples, 3)(asked)
-    assert rows.tolist() == list(range(6))
+    assert rows.tolist() == list(range(8))
     assert found.tolist() == answers.tolist()
 
 
