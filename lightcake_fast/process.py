@@ -10,6 +10,7 @@ import warnings
 from pathlib import PurePath
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+_KEPT_BELOW = (1 << 27) + (1 << 20)  # bytes: 2^25 float32 scores of a batch, and what malloc adds, are kept
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",  # read when PyTorch loads OpenMP
     "THP_MEM_ALLOC_ENABLE": "1",  # read by PyTorch at its first allocation
@@ -37,8 +38,9 @@ def prepare_process() -> None:
     The commands do it for themselves, an import never does. Threads of PyTorch's OpenMP sleep when they
     have no work: by default they spin for a while, beside the threads of the fused passes. Freed memory is
     kept for the next step, in huge pages: an `[N, d]` table that goes back to the system after each use
-    costs a page fault for every 4 KB, a third of a layer's time on WN18RR. Denormals, to which decayed
-    weights sink and which are several times slower, are flushed, also in the threads that this one starts.
+    costs a page fault for every 4 KB, a third of a layer's time on WN18RR. Tensors beyond 129 MiB go back,
+    for of these holes would be left that nothing fits. Denormals, to which decayed weights sink and which
+    are several times slower, are flushed, also in the threads that this one starts.
 
     Warns:
         RuntimeWarning: PyTorch is loaded already and OpenMP's threads spin.
@@ -53,7 +55,7 @@ def prepare_process() -> None:
     set_environment()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 2**30)
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BELOW)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     import torch  # now that the environment is set
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -302,6 +303,29 @@ def spin_counts(*command: str) -> tuple[str, str]:
 def test_openmp_threads_of_a_command_sleep_when_idle() -> None:
     assert spin_counts("-m", "lightcake_fast.export", "--help")[0] == "'0'"
     assert spin_counts("-c", "import lightcake_fast, torch")[0] != "'0'"
+
+
+KEEPS = """
+import re, lightcake_fast
+from pathlib import Path
+lightcake_fast.prepare_process()
+import torch
+def left_of(mib):
+    def resident():
+        return int(re.search(r"VmRSS:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**10
+    before = resident()
+    torch.ones(mib << 18)
+    return resident() - before
+print(left_of(1), left_of(128), left_of(512))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc is told what to keep")
+def test_a_prepared_process_keeps_freed_memory_but_not_that_of_big_tensors() -> None:
+    done = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, check=True)
+    _, scores, table = map(float, done.stdout.split())
+    assert scores == pytest.approx(128, abs=16)
+    assert abs(table) < 16
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP tells its settings")
