@@ -142,7 +142,8 @@ class Trainer:
         self._steps = math.ceil(data.num_train / config.batch_size)
         self._records: list[dict[str, Any]] = []
         self.position = Position()
-        self._mark = _working_seconds()
+        self._awaited = 0.0  # the most seconds for which a process has waited for its compiler
+        self._mark = self._working_seconds()
         self._next_save = time.monotonic() + SAVE_SECONDS
 
     def restore(self, tensors: dict[str, Tensor], position: Position, notes: dict[str, Any]) -> None:
@@ -166,7 +167,7 @@ class Trainer:
             self._save_best()
         elif position.best_epoch:
             self._run.load_best(position.best_epoch, self._data.fingerprint, self._rows)
-        self._mark = _working_seconds()
+        self._mark = self._working_seconds()
 
     def fit(self) -> None:
         """Train to the end."""
@@ -244,7 +245,9 @@ class Trainer:
 
     def _agreed(self, *wishes: bool) -> list[bool]:
         """What any process wishes, and a signal that came to any: from here on it came to all."""
-        number, *found = self._world.agree(int(self._interrupt.signal or 0), *map(int, wishes))
+        known = int(self._interrupt.signal or 0), int(1e6 * seconds_compiling())
+        number, compiled, *found = self._world.agree(*known, *map(int, wishes))
+        self._awaited = 1e-6 * compiled
         if number:
             self._interrupt.signal = signal.Signals(number)
         return [bool(wish) for wish in found]
@@ -279,7 +282,7 @@ class Trainer:
         self._reporter.epoch(record, position)
         for callback in self._callbacks:
             callback(record)
-        self._mark = _working_seconds()
+        self._mark = self._working_seconds()
         self._agreed()
         if self._interrupt.signal is not None:
             self._reporter.stopped(self._interrupt.signal, position, self._run.path)
@@ -288,7 +291,7 @@ class Trainer:
     def _measure(self) -> None:
         """Bring the position's loss and times up to date: this waits for the device."""
         self.position.loss_sum = self._experiment.loss_sum()
-        now = _working_seconds()
+        now = self._working_seconds()
         self.position.seconds += now - self._mark
         self.position.total_seconds += now - self._mark
         self._mark = now
@@ -298,7 +301,7 @@ class Trainer:
         state = training_state(self.model, self._step, self._experiment.generator)
         state |= self._named_rows()
         self._run.save_last(state, self.position, self._data.fingerprint, device=self._experiment.randomness)
-        before, self._mark = self._mark, _working_seconds()
+        before, self._mark = self._mark, self._working_seconds()
         self._next_save = time.monotonic() + max(SAVE_SECONDS, (self._mark - before) / SAVE_SHARE)
 
     def _save_best(self) -> None:
@@ -310,7 +313,6 @@ class Trainer:
         """Of a part of a checkpoint: whose rows it has."""
         return {} if self._rows is None else {ROWS: torch.from_numpy(self._rows)}
 
-
-def _working_seconds() -> float:
-    """A clock that stands still while passes are compiled, which is done once and says nothing of speed."""
-    return time.monotonic() - seconds_compiling()
+    def _working_seconds(self) -> float:
+        """A clock that stands still while any process compiles, which is done once and is not speed."""
+        return time.monotonic() - max(self._awaited, seconds_compiling())
