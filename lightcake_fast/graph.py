@@ -1,5 +1,6 @@
 """A graph's context: the triples, their inverses and the order in which the layer walks them."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -50,19 +51,21 @@ class ContextGraph:
             copy: False keeps int32 in CPU memory as it is, which must then not change.
 
         Raises:
-            TypeError: if the triples are neither a tensor nor rows of numbers.
+            TypeError: if the triples are neither a tensor nor rows of numbers, or N or R is no whole number.
             ValueError: if the shape or type is wrong, an id is out of range, T is 2^30 - 64 or more, or N or
-                2R is 2^31 or more.
+                2R is negative, or 2^31 or more.
         """
+        num_entities, num_relations = operator.index(num_entities), operator.index(num_relations)
         given = triples if isinstance(triples, Tensor) else _as_tensor(triples)
         if given.dtype not in (torch.int32, torch.int64) or given.ndim != 2 or given.shape[1] != 3:
-            raise ValueError(f"triples: got {given.dtype} {tuple(given.shape)}, wanted torch.int64 (T, 3)")
+            kind = str(given.dtype).removeprefix("torch.")
+            raise ValueError(f"triples: got {kind} {tuple(given.shape)}, wanted int32 or int64 (T, 3)")
         if len(given) >= 2**30 - 64:  # kernels number 2T places in int32, and count on a little past the last
             raise ValueError(f"triples: got {len(given)}, wanted fewer than 2^30 - 64")
-        if num_entities >= 2**31 or num_relations >= 2**30:
+        if not (0 <= num_entities < 2**31 and 0 <= num_relations < 2**30):
             raise ValueError(
-                f"sizes: got {num_entities} entities and {num_relations} relations, wanted fewer than 2^31 "
-                "and 2^30"
+                f"sizes: got {num_entities} entities and {num_relations} relations, wanted 0 or more, fewer "
+                "than 2^31 and 2^30"
             )
         array = given.numpy(force=True)
         limits = (("head", num_entities), ("relation", num_relations), ("tail", num_entities))
@@ -70,7 +73,7 @@ class ContextGraph:
             if len(ids) and not 0 <= ids.min() <= ids.max() < limit:
                 raise ValueError(f"{name} ids: got {ids.min()} to {ids.max()}, wanted 0 to {limit - 1}")
         ids = array.astype(np.int32, order="C", copy=copy and given.device.type == "cpu")
-        return cls(ids, int(num_entities), int(num_relations), given.device)
+        return cls(ids, num_entities, num_relations, given.device)
 
     def __repr__(self) -> str:
         """One line."""
@@ -153,7 +156,10 @@ class ContextGraph:
 def _as_tensor(triples: Any) -> Tensor:
     """Triples that are no tensor yet."""
     try:
-        return torch.from_numpy(np.asarray(triples))
+        array = np.asarray(triples)
+        if array.shape == (0,):
+            array = array.reshape(-1, 3).astype(np.int64)
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))  # PyTorch has no other kind
     except (TypeError, ValueError) as error:  # names, or rows of different lengths
         kind = type(triples).__name__
         raise TypeError(

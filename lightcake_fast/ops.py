@@ -200,6 +200,8 @@ def _checked(
     """
     _check_kinds(entities, relations, graph, mask)
     entities, relations = autocast_first(entities), autocast_first(relations)
+    if not isinstance(score, str):
+        raise TypeError(f"score: got {score!r}, wanted its name; register_score gives one of your own a name")
     for name, value, known in (
         ("context", context, CONTEXTS),
         ("rows", rows, ROWS),

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from lightcake_fast import cli
-from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.data import KnowledgeGraph, check_readable, load_dataset
 from lightcake_fast.errors import DataWarning, InputError, did_you_mean
 from lightcake_fast.inference.result import TrainingResult
 from lightcake_fast.process import prepare_process
@@ -51,7 +51,7 @@ Exit codes: 0 done, 1 out of memory or disk space (or another process is lost), 
 def train(
     data: Any = None,
     *,
-    callbacks: Callback | Iterable[Callback] = (),
+    callbacks: Callback | Iterable[Callback] | None = (),
     **settings: Any,
 ) -> TrainingResult:
     """Train a model on a knowledge graph and test it, as the command does.
@@ -78,8 +78,12 @@ def train(
             raise TypeError(f"train() has no setting {name!r}{did_you_mean(name, known)}")
     if named_by_module(str(settings.get("score"))):
         import_score(settings["score"])  # named by the caller: a run folder's is not imported
-    callbacks = (callbacks,) if callable(callbacks) else callbacks
-    explicit = {name: str(v) if isinstance(v, PurePath) else v for name, v in settings.items()}
+    callbacks = (callbacks,) if callable(callbacks) else callbacks or ()
+    explicit = {
+        name: str(value) if isinstance(value, PurePath) else value
+        for name, value in settings.items()
+        if value is not None or name not in ("out", "resume")
+    }
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
     with flushed_denormals(), TemporaryDirectory(prefix="lightcake_fast-") as passing:
         if explicit.keys() & {"out", "resume"}:
@@ -124,12 +128,19 @@ def prepared(
         InputError: See `train`.
     """
     at_hand = data if isinstance(data, KnowledgeGraph) else None
-    if isinstance(data, str | Path):
-        explicit = {**explicit, "dataset": str(data)}
-    elif data is not None:
-        options = {name: value for name, value in explicit.items() if name in ("split", "strip")}
+    options = {name: explicit[name] for name in ("split", "strip") if explicit.get(name)}
+    if at_hand is not None:
+        if options:
+            raise InputError(f"{', '.join(options)}: of a KnowledgeGraph, which has its splits and names")
+        check_readable(at_hand)
+    elif data is not None and not isinstance(data, str | Path):
         explicit = {name: value for name, value in explicit.items() if name not in options}
-        at_hand = at_hand or KnowledgeGraph.from_triples(data, **options)
+        at_hand = KnowledgeGraph.from_triples(data, **options)
+    else:
+        if data is not None:
+            explicit = {**explicit, "dataset": str(data)}
+        if options.keys() & {"split"} and not isinstance(options["split"], str):
+            explicit = {**explicit, "split": ",".join(map(str, options["split"]))}
     explicit = with_partition(explicit)
     if "resume" in explicit:
         run = _folder(world, lambda: RunFolder.open(Path(explicit["resume"]).expanduser()))

@@ -44,9 +44,13 @@ def context_layer(
     if context != "relation":
         alpha = segment_softmax(s, h, len(entities), mask)
         new_entities = new_entities.index_add(0, h, alpha[:, None] * functions.phi_ent(e_r, e_t))
+    elif residual:
+        new_entities = new_entities.clone()  # a result is no argument
     if context != "entity":
         beta = segment_softmax(s, r, len(relations), mask)
         new_relations = _plus(new_relations, r, beta[:, None] * functions.phi_rel(e_h, e_t))
+    elif residual:
+        new_relations = new_relations.clone()
     return new_entities, new_relations
 
 

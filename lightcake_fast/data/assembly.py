@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
-from lightcake_fast.data.names import FIELDS, Source, odd_names, quote, trim
+from lightcake_fast.data.names import FIELDS, Source, check_encoding, odd_names, quote, trim
 from lightcake_fast.data.numbering import Numbering, big_tables
 from lightcake_fast.data.splitting import SHARES, split_triples
 from lightcake_fast.data.table import Table
@@ -54,6 +54,8 @@ def assemble(
         triples = [_number(source, entities, relations, ids_from, strip) for source in sources]
         names = tuple(entities), tuple(relations)
         del entities, relations  # as large as everything that follows
+        for kind, group in zip(("entities", "relations"), names, strict=True):
+            check_encoding(kind, group)
     sizes = len(names[0]), len(names[1])
     notes = odd_names(sources, triples, *names)
     notes += chain.from_iterable(source.notes() for source in sources)
@@ -68,9 +70,28 @@ def assemble(
         triples, told = split_triples(triples[0], *sizes, shares, seed)
         notes += told
         dropped += [0, 0]  # before they were split
+    else:
+        notes += _held_elsewhere(triples, *sizes)
     duplicates = dict(zip(SPLITS, dropped, strict=True))
     train, valid, test = triples
     return KnowledgeGraph(name, *names, train, valid, test, duplicates, tuple(notes))
+
+
+def _held_elsewhere(triples: Sequence[Ids], num_entities: int, num_relations: int) -> list[str]:
+    """What valid and test have that a split before them has: a model has seen the answer."""
+    notes = []
+    for place in (1, 2):
+        own = triples[place]
+        ends = np.zeros((2, num_entities), dtype=bool)
+        ends[0, own[:, 0]] = ends[1, own[:, 2]] = True
+        near = [rows[ends[0, rows[:, 0]] & ends[1, rows[:, 2]]] for rows in triples[:place]]
+        others = drop_duplicates(np.concatenate(near), num_entities, num_relations)
+        both = np.concatenate([others, own])
+        again = len(both) - len(drop_duplicates(both, num_entities, num_relations))
+        if again:
+            before = " or ".join(SPLITS[:place])
+            notes.append(f"{SPLITS[place]}: {again:,} of {len(own):,} triples are in {before} as well")
+    return notes
 
 
 def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:

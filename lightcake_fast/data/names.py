@@ -6,6 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lightcake_fast.errors import InputError
+
 FIELDS = ("head", "relation", "tail")
 _MAX_SHOWN = 60
 # spaces of any kind, spaces of no width, and a byte order mark in the middle of a file
@@ -41,6 +43,20 @@ def columns_by_name(frame: Any, fields: Sequence[str]) -> Any:
 def quote(name: str) -> str:
     """A name for a message: quoted, control characters escaped, cut when very long."""
     return repr(name if len(name) <= _MAX_SHOWN else name[:_MAX_SHOWN] + "...")
+
+
+def check_encoding(kind: str, names: Sequence[str]) -> None:
+    """Check that names have a UTF-8 form, as those of any file do: half of a surrogate pair has none.
+
+    Raises:
+        InputError: One has not.
+    """
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        name = next(name for name in names if half in name)
+        raise InputError(f"{kind}: got the name {quote(name)}, which UTF-8 cannot encode") from error
 
 
 def trim(name: str) -> str:

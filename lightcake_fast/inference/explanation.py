@@ -80,7 +80,9 @@ class Explainer:
         self._pair = torch.tensor([[head, tail]], device=experiment.device)
         self._evidence = experiment.model.evidence(experiment.graph, self._pair)
         if self._evidence is None and not _is_layered(experiment.model):
-            raise InputError("the run's model has no context layers, profile, links or paths to explain with")
+            raise InputError(
+                "the run's model has no context layers (LightCAKE's), profile, links or paths to explain with"
+            )
         self._whole = self._scores()
 
     def explain(self, top: int) -> Explanation:

@@ -276,9 +276,9 @@ class TrainedModel:
             InputError: See `predict_entities`.
             TypeError: See `predict_entities`.
         """
-        names: list[Any] = [None if name is None or name != name else name for name in row]  # NaN: pandas
+        names: list[Any] = [None if _is_missing(name) else name for name in row]
         head, relation, tail = names
-        if (head is None) == (tail is None):
+        if (head is None) == (tail is None) or relation is None:
             raise InputError(
                 f"questions: got {tuple(row)!r}, wanted None (? in a file) for either the head or the tail"
             )
@@ -439,3 +439,11 @@ def _checked_top(top: int) -> int:
     if number < 1:
         raise InputError(f"top: got {top}, wanted at least 1")
     return number
+
+
+def _is_missing(name: Any) -> bool:
+    """Whether this is None or what pandas writes for it."""
+    try:
+        return name is None or bool(name != name)  # NaN
+    except TypeError:  # pandas.NA is neither
+        return True

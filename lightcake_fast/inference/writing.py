@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from lightcake_fast.data import id_map
+from lightcake_fast.data import check_names, id_map
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import TEMPORARY, replace_tensors
 from lightcake_fast.inference.answers import Embeddings
@@ -55,5 +55,6 @@ def _write_folder(embeddings: Embeddings, target: Path) -> None:
         for name, tensor in _tensors(embeddings).items():
             np.save(staging / f"{name}.npy", tensor.numpy(), allow_pickle=False)
         for name, names in (("entities", embeddings.entity_names), ("relations", embeddings.relation_names)):
+            check_names(name, names)
             (staging / f"{name}.tsv").write_text(id_map(names), encoding="utf-8", newline="")
         staging.rename(target)

@@ -170,11 +170,11 @@ def read_index(folder: Path) -> dict[str, Any]:
     file = folder / INDEX
     if not file.is_file():
         raise InputError(f"{folder} holds no partition: there is no {INDEX} in it")
-    index = parse_json(file.read_text(encoding="utf-8"))
     try:
+        index = parse_json(file.read_text(encoding="utf-8"))
         good = index["format"] == FORMAT and set(index["counts"]) == set(SPLITS)
         good = good and all(type(index[name]) is kind for name, kind in _FIELDS.items())
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, UnicodeDecodeError):
         good = False
     if not good:
         raise InputError(f"{file}: damaged, or of another version: wanted a partition of format {FORMAT}")

@@ -9,6 +9,8 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json
@@ -60,7 +62,8 @@ class Flag:
         """Whether a value of the right type is one of the choices and within the bounds."""
         if isinstance(value, str):
             known = self.known
-            return not known or value in known or (self.by_module and named_by_module(value))
+            good = not known or value in known or (self.by_module and named_by_module(value))
+            return good and bool(value)
         return (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
@@ -71,6 +74,8 @@ class Flag:
         """The values allowed, in words, after one that is not."""
         if self.choices:
             return "one of " + ", ".join(self.known) + ", or MODULE:NAME" * self.by_module
+        if value == "":
+            return "text, not empty"
         limits = ("of at least", self.at_least), ("above", self.above), ("below", self.below)
         bounds = [f"{word} {bound}" for word, bound in limits if bound is not None]
         if self.below == LARGEST and not (isinstance(value, int | float) and value >= LARGEST):
@@ -345,6 +350,9 @@ class TrainingConfig:
             value = getattr(self, field.name)
             if value is None and field.default is None:
                 continue
+            if isinstance(value, np.generic):  # of a loop over `np.logspace`
+                value = value.item()
+                object.__setattr__(self, field.name, value)
             if kind == "float" and type(value) is int:
                 value = float(value)
                 object.__setattr__(self, field.name, value)

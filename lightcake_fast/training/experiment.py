@@ -117,9 +117,9 @@ class Experiment:
     @cached_property
     def graph(self) -> ContextGraph:
         """The training triples as context."""
-        triples = torch.from_numpy(self.data.train).to(self.device)
         sizes = self.data.num_entities, self.data.num_relations
-        return ContextGraph.from_triples(triples, *sizes, copy=False)  # of what the data set holds as well
+        shared = ContextGraph.from_triples(self.data.train, *sizes, copy=False)  # with the data set
+        return shared.to(self.device)
 
     @cached_property
     def seen(self) -> Tensor:

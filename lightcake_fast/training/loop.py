@@ -1,5 +1,6 @@
 """The training loop: epochs, validation, early stopping, and the saves that let it go on after a stop."""
 
+import copy
 import dataclasses
 import math
 import signal
@@ -63,7 +64,8 @@ def train_to_end(
         SystemExit: A signal came, and the run is saved.
     """
     try:
-        return _train(config, data, run, reporter, interrupt, callbacks, test)
+        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller's code is in
+            return _train(config, data, run, reporter, interrupt, callbacks, test)
     except (MemoryError, RuntimeError) as error:
         wanted = memory_wanted(error)
         if wanted is None:
@@ -95,13 +97,13 @@ def _train(
             return checkpoint[1].best_mrr
     check(config, data)  # of a run that goes on with other flags: what is refused leaves it as it is
     run.claim(data)
-    run.update(config)
     trainer = Trainer(config, data, run, reporter, interrupt, callbacks)
     if checkpoint is None:
         run.write_id_maps(data)
         run.read_metrics(epochs=0)
     else:
         trainer.restore(*checkpoint)
+    run.update(config)
     trainer.fit()
     if test:
         reporter.results(trainer.test(), run.shown)
@@ -281,7 +283,7 @@ class Trainer:
             self._save_best()
         self._reporter.epoch(record, position)
         for callback in self._callbacks:
-            callback(record)
+            callback(copy.deepcopy(record))
         self._mark = self._working_seconds()
         self._agreed()
         if self._interrupt.signal is not None:

@@ -153,7 +153,7 @@ def _parts(index: Path, config: TrainingConfig, fingerprint: str) -> Iterator[Sa
         tag, files = content["tag"], content["files"]
         # a folder may come from a stranger: names lead nowhere else
         good = content["format"] == FORMAT and files and all(_FILE.fullmatch(name) for name in files)
-    except (TypeError, KeyError, InputError):
+    except (TypeError, KeyError, InputError, UnicodeDecodeError):
         good = False
     if not good:
         raise InputError(f"{index}: damaged: wanted an index of a checkpoint's files")

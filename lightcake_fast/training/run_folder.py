@@ -36,6 +36,7 @@ METRICS = "metrics.jsonl"
 LAST = "last"
 BEST = "best"
 RESULTS = "results.json"
+_LEFTOVER = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}")  # as `replace_file` names them
 RESULT_FIELDS = {
     *("dataset", "model", "task", "ties", "parameters", "epochs", "best_epoch", "valid", "test", "seconds")
 }
@@ -181,8 +182,9 @@ class RunFolder:
         if not self.world.first:
             return self
         self._lock = lock_folder(self.path, "this run")
-        for leftover in self.path.glob("*" + TEMPORARY):
-            _remove(leftover)
+        for leftover in self.path.glob(".*" + TEMPORARY):
+            if _LEFTOVER.fullmatch(leftover.name):
+                _remove(leftover)
         return self
 
     def __exit__(
@@ -197,13 +199,16 @@ class RunFolder:
         Raises:
             InputError: It is not there, or its files are wrong.
         """
-        moved = config.dataset == self.config.dataset and not Path(config.dataset).exists()
-        if moved and dataset_key(config.dataset) is None:
-            raise InputError(
-                f"{self.path}: its data set was {config.dataset}, which is not there now: "
-                "wanted its new place, with --dataset"
-            )
-        return load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
+        place = config.dataset
+        if place == self.config.dataset and not Path(place).exists() and dataset_key(place) is None:
+            own = self.path / Path(place).name  # data at hand lie in the run's own folder, wherever that is
+            if not own.is_dir():
+                raise InputError(
+                    f"{self.path}: its data set was {place}, which is not there now: "
+                    "wanted its new place, with --dataset"
+                )
+            place = str(own)
+        return load_dataset(place, config.data_dir, split=config.split, strip=config.strip)
 
     def update(self, config: TrainingConfig) -> None:
         """Save the configuration of a run that goes on with other flags."""
@@ -222,7 +227,7 @@ class RunFolder:
         file = self.path / FINGERPRINT
         if not file.exists():
             replace_text(file, data.fingerprint + "\n")
-        elif file.read_text(encoding="utf-8").strip() != data.fingerprint:
+        elif file.read_bytes().strip() != data.fingerprint.encode():
             raise InputError(f"{file}: the run began on another data set than {data.name}: wanted that one")
 
     def write_id_maps(self, data: KnowledgeGraph | ShardData) -> None:
@@ -274,9 +279,14 @@ class RunFolder:
             rows: The entities whose rows are wanted; None for all.
 
         Raises:
-            InputError: See `load_checkpoint`.
+            InputError: It is gone, though there was one; see also `load_checkpoint`.
         """
         if not parts.exists(self.path, LAST):
+            if parts.exists(self.path, BEST):
+                raise InputError(
+                    f"{self.path}: its {LAST}.safetensors is gone, without which a run cannot go on; "
+                    f"{BEST}.safetensors predicts and ranks as before"
+                )
             return None
         tensors, notes = parts.load(self.path, LAST, config=self.config, fingerprint=fingerprint, rows=rows)
         try:

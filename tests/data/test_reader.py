@@ -265,6 +265,7 @@ names = st.text(
 triples = st.lists(st.tuples(names, st.sampled_from(["r", "s t", "0"]), names), min_size=1, max_size=30)
 
 
+@pytest.mark.filterwarnings("ignore:.* as well:lightcake_fast.errors.DataWarning")
 @settings(deadline=None)
 @given(train=triples, held_out=triples, crlf=st.booleans(), block=st.integers(1, 200))
 def test_what_is_written_is_read(

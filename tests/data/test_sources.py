@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightcake_fast import cli
+from lightcake_fast import cli, train
 from lightcake_fast.data import KnowledgeGraph, load_dataset
 from lightcake_fast.data.__main__ import main
 from lightcake_fast.data.splitting import parse_shares, split_triples
@@ -214,6 +214,7 @@ def test_pyg_of_several_types() -> None:
         (b"file", TypeError, "triples: got bytes, wanted an array, list or DataFrame"),
         (7, TypeError, "triples: got int, wanted an array"),
         ([*TRAIN, ("a", "b")], InputError, r"triples\[4\]: got 2 names, wanted head, relation and tail"),
+        ([*TRAIN, ("a\udc00", "r", "b")], InputError, r"entities: got the name .*udc00', which UTF-8 cannot"),
         ([*TRAIN, ("a", "", "b")], InputError, r"triples\[4\]: got an empty relation, wanted a name"),
         ([], InputError, r"triples\[0\]: no triple, wanted at least one"),
         ("nowhere.tsv", InputError, r"nowhere\.tsv: cannot be read \(No such file or directory\)"),
@@ -333,6 +334,7 @@ def test_statistics_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             {"train": "head\trelation\ttail\na\tr\tb\nb\ts\tc\n"},
             "train.txt:1: 'head', 'relation', 'tail' is taken",
         ),
+        ({"test": "a\tr\tb\nb\ts\ta\n"}, "test: 1 of 2 triples are in train or valid as well"),
         ({"train": "a\tr\tb\nb\ts\tc\n" + "c\tr\ta\n", "test": "head\ts\ttail\n"}, None),
         ({"train": "a\tr\tb\nb\ts\tc\n\nb \tr\tc\n"}, "train.txt:4: entity 'b ' differs from 'b' in blanks"),
         ({"valid": "a\ts\t\u00a0c\n"}, r"valid.txt:1: entity '\xa0c' differs from 'c'"),
@@ -385,3 +387,23 @@ def test_repr_is_a_line(expected: KnowledgeGraph) -> None:
     assert repr(expected) == (
         "KnowledgeGraph('triples', 4 entities, 2 relations, 3 train, 1 valid, 1 test triples)"
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"train": [[0, 0, 1], [1, 1, 2], [0, 0, 1]]}, "train: got 1 rows that came before"),
+        ({"test": [[0, 1, 2], [0, 1, 2], [0, 1, 2]]}, "test: got 2 rows that came before"),
+        ({"entities": ("a", "b", "a")}, "entities: got the name 'a' twice"),
+        ({"relations": ("r", "r")}, "relations: got the name 'r' twice"),
+        ({"relations": ("r", "s", "\ud800")}, "relations: got the name .*ud800', which UTF-8 cannot"),
+        ({"train": [[0, 0, 1]]}, "valid: relation 's' has no training triple"),
+    ],
+)
+def test_a_graph_of_ids_is_checked_before_it_trains(changed: dict[str, Any], problem: str) -> None:
+    """What a run folder could not be read back with."""
+    rows = {"train": [[0, 0, 1], [1, 1, 2]], "valid": [[0, 1, 1]], "test": [[0, 1, 2]]}
+    parts = {"entities": ("a", "b", "c"), "relations": ("r", "s"), **rows, **changed}
+    arrays: dict[str, Any] = {n: np.array(part) if n in rows else part for n, part in parts.items()}
+    with pytest.raises(InputError, match=problem):
+        train(KnowledgeGraph("x", **arrays), epochs=1, layers=1, dim=4)

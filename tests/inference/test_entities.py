@@ -79,9 +79,21 @@ def test_many_questions_are_answered_as_one_by_one(
     again = trained.predict_entities(frame.iloc[:1, :3].assign(tail=np.nan), top=4)
     assert [c.entity for c in again[0].entities] == [c.entity for c in together[0].entities]
     assert trained.predict_entities([]) == []
+    pd = pytest.importorskip("pandas")
+    asked = pd.DataFrame([(*questions[0][:2], pd.NA)]).astype("string")
+    found = trained.predict_entities(asked, top=4)[0]
+    assert [c.entity for c in found.entities] == [c.entity for c in together[0].entities]
 
 
-@pytest.mark.parametrize("question", [(None, RELATION, None), (*PAIR[:1], RELATION, PAIR[1])])
+@pytest.mark.parametrize(
+    "question",
+    [
+        (None, RELATION, None),
+        (*PAIR[:1], RELATION, PAIR[1]),
+        (None, None, PAIR[1]),
+        (None, float("nan"), PAIR[1]),
+    ],
+)
 def test_a_question_asks_for_one_entity(trained: TrainedModel, question: tuple[str | None, ...]) -> None:
     with pytest.raises(InputError, match="for either the head or the tail"):
         trained.predict_entities([question])
@@ -181,6 +193,11 @@ def test_a_file_of_questions(
             "yes" if known else "no",
             note,
         ]
+    for line in (f"?\t?\t{PAIR[1]}\n", f"{PAIR[0]}\t?\t?\n"):
+        file.write_text(line, encoding="utf-8")
+        assert cli.run(main, [run, "--questions", str(file)]) == 2
+        assert f"{file}:1: questions: got" in capsys.readouterr().err
+    file.write_text(f"{PAIR[0]}\t{RELATION}\t?\n?\taunt\t{PAIR[1]}\n", encoding="utf-8")
     main([run, "--questions", str(file), "--json"])
     assert len(json.loads(capsys.readouterr().out.splitlines()[1])["entities"]) == 10
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from lightcake_fast import cli, export, load
+from lightcake_fast import cli, export, load, train
 from lightcake_fast.errors import InputError
 from tests.support.trained_runs import PAIR, train_run
 
@@ -121,3 +121,13 @@ def test_a_disk_that_fills_leaves_nothing(
     assert "No space left on device" in printed
     assert printed.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_names_that_a_folder_cannot_hold_are_refused(tmp_path: Path) -> None:
+    rows = [("a", "r", "b"), ("b", "r", "c\nd"), ("c\nd", "r", "a"), ("a", "r", "c\nd"), ("b", "r", "a")]
+    model = train(rows * 2, split=(0.6, 0.2, 0.2), epochs=1, layers=1, dim=4, quiet=True).model
+    with pytest.raises(InputError, match=r"entities: got the name 'c\\nd', which cannot stand"):
+        model.export(tmp_path / "folder")
+    assert not list(tmp_path.iterdir())
+    model.export(tmp_path / "one.safetensors")
+    assert read_file(tmp_path / "one.safetensors")[1]["entities"] == list(model.data.entities)

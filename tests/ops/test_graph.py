@@ -1,5 +1,6 @@
 """The context graph: what it accepts, and the plan by which the fused passes walk it."""
 
+import warnings
 from typing import Any
 from unittest.mock import Mock
 
@@ -266,10 +267,11 @@ def test_repr_is_a_line() -> None:
 @pytest.mark.parametrize(
     ("triples", "message"),
     [
-        (torch.zeros(4, 3), r"triples: got torch\.float32 \(4, 3\), wanted torch\.int64 \(T, 3\)"),
-        (torch.zeros(4, 3, dtype=torch.int16), r"triples: got torch\.int16"),
-        (torch.zeros(4, 2, dtype=torch.int64), r"triples: got torch\.int64 \(4, 2\)"),
-        (torch.zeros(3, dtype=torch.int64), r"triples: got torch\.int64 \(3,\)"),
+        (torch.zeros(4, 3), r"triples: got float32 \(4, 3\), wanted int32 or int64 \(T, 3\)"),
+        (torch.zeros(4, 3, dtype=torch.int16), r"triples: got int16"),
+        (torch.zeros(4, 2, dtype=torch.int64), r"triples: got int64 \(4, 2\)"),
+        (torch.zeros(3, dtype=torch.int64), r"triples: got int64 \(3,\)"),
+        (np.zeros((0, 2), np.int64), r"triples: got int64 \(0, 2\)"),
         (torch.zeros(2**30, 3, dtype=torch.int64, device="meta"), r"triples: got 1073741824, .* 2\^30"),
         (torch.tensor([[0, 0, 1], [5, 0, 0]]), "head ids: got 0 to 5, wanted 0 to 4"),
         (torch.tensor([[-1, 0, 1]]), "head ids: got -1 to -1, wanted 0 to 4"),
@@ -296,7 +298,24 @@ def test_lists_are_taken() -> None:
     assert graph.triples.tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
-@pytest.mark.parametrize("sizes", [(2**31, 1), (1, 2**30)])
+def test_arrays_are_taken_as_they_lie() -> None:
+    rows = np.array([[0, 0, 1], [1, 0, 0]], np.int32)
+    assert ContextGraph.from_triples(rows[::-1], 2, 1).triples.tolist() == [[1, 0, 0], [0, 0, 1]]
+    rows.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for copy in (True, False):
+            assert ContextGraph.from_triples(rows, 2, 1, copy=copy).triples.tolist() == rows.tolist()
+    assert ContextGraph.from_triples([], 2, 1).num_triples == 0
+
+
+@pytest.mark.parametrize("sizes", [(5.7, 1), (5, 1.0), ("5", 1), (None, 1)])
+def test_sizes_are_whole_numbers(sizes: tuple[Any, Any]) -> None:
+    with pytest.raises(TypeError, match="interpreted as an integer"):
+        ContextGraph.from_triples([[4, 0, 0]], *sizes)
+
+
+@pytest.mark.parametrize("sizes", [(2**31, 1), (1, 2**30), (-3, 1), (1, -1)])
 def test_sizes_beyond_the_ids_type_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="sizes: got"):
         ContextGraph.from_triples(torch.zeros(1, 3, dtype=torch.int64), *sizes)

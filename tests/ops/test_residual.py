@@ -106,3 +106,21 @@ def test_gradients_of_sums_in_any_order_and_mode() -> None:
             assert torch.autograd.gradcheck(layer, (x.requires_grad_(), y.requires_grad_()))
             if backend == "reference":
                 assert torch.autograd.gradgradcheck(layer, (x, y))
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("backend", ["numba", "reference"])
+def test_no_result_is_an_argument(backend: str, context: str) -> None:
+    x, y, graph, _ = layer_inputs("duplicates", 5, torch.float32)
+    before = x.clone(), y.clone()
+    with torch.no_grad():
+        for table in context_layer(x, y, graph, backend=backend, context=context):
+            table.add_(1)
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+
+
+def test_a_score_is_named() -> None:
+    x, y, graph, _ = layer_inputs("duplicates", 5, torch.float32)
+    with pytest.raises(TypeError, match="score: got 3, wanted its name"):
+        context_layer(x, y, graph, score=3)  # type: ignore[arg-type]

@@ -110,3 +110,10 @@ def test_world_counts_and_passes_on_json() -> None:
         return told, world.agree(world.rank, -world.rank)
 
     assert in_threads(2, work) == [({"a": [1, None, "ä"]}, (1, 0))] * 2
+
+
+def test_a_damaged_index_is_told(tmp_path: Path) -> None:
+    assert cli.run(main, ["family:60", "--parts", "2", "--out", str(tmp_path)]) == 0
+    (tmp_path / "partition.json").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="damaged, or of another version"):
+        read_share(tmp_path, 0, 2)

@@ -108,3 +108,10 @@ def test_a_damaged_index_is_told(tmp_path: Path, change: dict[str, Any], message
     index.write_text(json.dumps({**json.loads(index.read_text()), **change}))
     with pytest.raises(InputError, match=message):
         load(tmp_path)
+
+
+def test_an_index_that_is_no_text_is_told(tmp_path: Path) -> None:
+    save_in_parts(tmp_path)
+    (tmp_path / "last.json").write_bytes(b"\xff")
+    with pytest.raises(InputError, match="damaged: wanted an index"):
+        load(tmp_path)

@@ -235,3 +235,40 @@ def test_an_experiment_steps_and_ranks_as_the_command_does(result: TrainingResul
         assert experiment.step.loss_sum.item() / len(experiment.data.train) == record["loss"]
         assert experiment.evaluate("valid").to_dict() == record["valid"]
     assert experiment.parameters == result.summary["parameters"]
+
+
+def test_settings_as_python_has_them(tmp_path: Path, result: TrainingResult) -> None:
+    numbers = {**SMALL, "dim": np.int64(6), "lr": np.float64(0.005), "out": None, "callbacks": None}
+    found = lightcake_fast.train("family:60", **numbers)
+    assert found.run is None
+    assert found.metrics == lightcake_fast.train("family:60", **SMALL, lr=0.005).metrics
+    with torch.no_grad():
+        assert lightcake_fast.train("family:60", **SMALL).metrics == result.metrics
+    with torch.inference_mode():
+        assert lightcake_fast.train("family:60", **SMALL).metrics == result.metrics
+    data = load_dataset("family:60")
+    names = np.array(data.entities)[data.train], np.array(data.relations)
+    lines = [f"{h}\t{names[1][r]}\t{t}\n" for (h, _, t), r in zip(names[0], data.train[:, 1], strict=True)]
+    (tmp_path / "all.tsv").write_text("".join(lines))
+    shares = lightcake_fast.train(str(tmp_path / "all.tsv"), split=(0.7, 0.2, 0.1), **SMALL)
+    assert shares.metrics == lightcake_fast.train(tmp_path / "all.tsv", split=".7,.2,.1", **SMALL).metrics
+    for option in ({"split": (0.6, 0.2, 0.2)}, {"strip": True}):
+        with pytest.raises(InputError, match="of a KnowledgeGraph"):
+            lightcake_fast.train(data, **option, **SMALL)
+    with pytest.raises(InputError, match="out: got '', wanted text, not empty"):
+        lightcake_fast.train("family:60", out="", **SMALL)
+
+
+def test_a_callback_may_change_what_it_gets(tmp_path: Path) -> None:
+    def spoil(record: dict[str, Any]) -> None:
+        record["valid"].clear()
+
+    result = lightcake_fast.train("family:60", callbacks=spoil, out=tmp_path / "run", **SMALL)
+    assert all(record["valid"]["all"]["mrr"] for record in result.history)
+
+
+def test_a_run_with_its_own_data_may_be_moved(tmp_path: Path) -> None:
+    result = lightcake_fast.train(hand_made(), out=tmp_path / "run", **SMALL)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    assert lightcake_fast.load(tmp_path / "moved").evaluate("test") == result.metrics
+    assert lightcake_fast.train(resume=tmp_path / "moved", epochs=3, quiet=True).summary["epochs"] == 3

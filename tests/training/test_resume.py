@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightcake_fast import load
 from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
@@ -336,6 +337,29 @@ def test_a_folder_whose_configuration_was_changed(
     with pytest.raises(InputError, match=message):
         resume(tmp_path / "run", "--epochs", "9")
     assert '"epochs": 3' in (tmp_path / "run" / "config.json").read_text()
+
+
+def test_a_run_whose_checkpoint_is_gone_is_not_begun_anew(unbroken: Path, tmp_path: Path) -> None:
+    shutil.copytree(unbroken, tmp_path / "run")
+    (tmp_path / "run" / "last.safetensors").unlink()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    with pytest.raises(InputError, match=r"its last\.safetensors is gone.* best\.safetensors predicts"):
+        resume(tmp_path / "run")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+    assert load(tmp_path / "run").evaluate("test").all.mrr
+
+
+def test_a_resume_that_is_refused_changes_no_setting(tmp_path: Path) -> None:
+    assert run(tmp_path / "run", *EPOCHS) == 0
+    (tmp_path / "run" / "dataset.sha256").write_bytes(b"\xff\n")
+    before = (tmp_path / "run" / "config.json").read_text()
+    with pytest.raises(InputError, match="began on another data set"):
+        resume(tmp_path / "run", "--epochs", "9")
+    (tmp_path / "run" / "dataset.sha256").unlink()
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(InputError, match=r"metrics\.jsonl"):
+        resume(tmp_path / "run", "--epochs", "9")
+    assert (tmp_path / "run" / "config.json").read_text() == before
 
 
 @pytest.mark.parametrize("file", ["last.safetensors", "best.safetensors", "metrics.jsonl", "config.json"])

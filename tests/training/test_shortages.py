@@ -132,8 +132,8 @@ def test_links_in_a_run_folder_lead_no_write_out_of_it(unbroken: Path, tmp_path:
     for name in ("config.json", "metrics.jsonl", "best.safetensors", "last.safetensors"):
         (tmp_path / "run" / name).rename(outside / name)
         (tmp_path / "run" / name).symlink_to(outside / name)
-    (tmp_path / "run" / ".x.tmp").symlink_to(outside)
-    (tmp_path / "run" / "last.safetensors.tmp").symlink_to(outside / "file")
+    (tmp_path / "run" / ".x.abcd_123.tmp").symlink_to(outside)
+    (tmp_path / "run" / ".last.safetensors.abcd_123.tmp").symlink_to(outside / "file")
     before = files(outside)
     assert resume(tmp_path / "run", *EPOCHS) == 0
     assert files(outside) == before
@@ -142,11 +142,21 @@ def test_links_in_a_run_folder_lead_no_write_out_of_it(unbroken: Path, tmp_path:
 
 def test_what_a_killed_process_left_is_removed(unbroken: Path, tmp_path: Path) -> None:
     assert run(tmp_path / "run", "--epochs", "1") == 0
-    left = tmp_path / "run" / ".last.safetensors.abc.tmp"
+    left = tmp_path / "run" / ".last.safetensors.abcd_123.tmp"
     left.mkdir()
     (left / "last.safetensors").write_bytes(b"half")
     assert resume(tmp_path / "run", *EPOCHS) == 0
     assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_what_a_user_keeps_in_a_run_folder_stays(tmp_path: Path) -> None:
+    kept = [tmp_path / "run" / name for name in ("mine.tmp", ".mine.tmp", ".old.tmp/notes", "deep.tmp/x")]
+    for file in kept:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("mine")
+    assert run(tmp_path / "run", "--epochs", "1") == 0
+    assert resume(tmp_path / "run", *EPOCHS) == 0
+    assert [file.read_text() for file in kept] == ["mine"] * 4
 
 
 def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
