@@ -13,6 +13,10 @@ class InputError(ValueError):
     """
 
 
+class DivergedError(InputError):
+    """The training ran off to scores that are no numbers: its settings do not do."""
+
+
 class LostRankError(RuntimeError):
     """Another of the processes that train together has ended, or does not answer."""
 

@@ -1,6 +1,5 @@
 """Settings searched on the validation split: `search`, or typed as `python -m lightcake_fast.search`."""
 
-import functools
 import itertools
 import json
 import os
@@ -13,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightcake_fast import cli
-from lightcake_fast.data import KnowledgeGraph, load_dataset, write_folder
-from lightcake_fast.errors import InputError
+from lightcake_fast.data import KnowledgeGraph, load_dataset, read_folder, write_folder
+from lightcake_fast.errors import DataWarning, DivergedError, InputError, counted
 from lightcake_fast.files import lock_folder, replace_text
 from lightcake_fast.inference.result import History
 from lightcake_fast.models import takers
@@ -23,18 +22,29 @@ from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.train import prepared
 from lightcake_fast.training.config import add_flags, fields
+from lightcake_fast.training.experiment import check_settings
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.runtime import flushed_denormals, mixed_seed
 from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, points, suggested
+from lightcake_fast.training.study import (
+    ENDED,
+    TRIALS,
+    check_asked,
+    enqueue,
+    free_name,
+    open_study,
+    quiet,
+    take_up,
+    too_large,
+)
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
 
 SAMPLERS = ("tpe", "random", "grid")
-TRIALS = 30
 VARY: dict[str, dict[str, Values]] = {
     "relation": {
         "dim": [32, 64, 128],
@@ -54,7 +64,7 @@ VARY: dict[str, dict[str, Values]] = {
         "input_dropout": (0.0, 0.4),
     },
 }
-STUDY, BEST = "study.journal", "best.json"
+BEST = "best.json"
 DESCRIPTION = "Search settings by the best validation MRR of their runs; the test split is not looked at."
 EPILOG = """\
 examples:
@@ -63,9 +73,9 @@ examples:
   python -m lightcake_fast.search --dataset ddb14 --out grid --vary dim=64,128 l2=0,1e-6 --sampler grid
 
 The other flags are those of training, the same for every trial. After a stop of any kind the same command
-goes on: trials that ended are kept, the one that was under way continues. Each trial is a run folder in OUT,
-which `python -m lightcake_fast.train --resume OUT/TRIAL` tests. Needs optuna:
-pip install 'lightcake_fast[search]'.
+goes on, be it a signal, a full disk or damaged data: trials that ended are kept, the one that was under way
+continues. Each trial is a run folder in OUT, which `python -m lightcake_fast.train --resume OUT/TRIAL` tests.
+Needs optuna: pip install 'lightcake_fast[search]'.
 """
 
 
@@ -81,8 +91,13 @@ def search(
 ) -> "Study":
     """Search the settings that give the best validation MRR, as the command does.
 
+    A trial ends when it is trained, when others are better, or when the settings tried are at fault: they do
+    not go together, the training diverges, or memory runs out. The latter counts as a stop where nothing that
+    takes memory is tried, or a trial that was no smaller came to its end. After a stop, be it by a signal, a
+    full disk or damaged files, the same call takes up the trial that was under way, in its folder.
+
     Args:
-        data: As in `lightcake_fast.train`.
+        data: As in `lightcake_fast.train`. What is at hand is kept in `out/data`.
         out: The folder of the search. One that was stopped goes on there with the same arguments.
         vary: What to try, by the name of the setting: a list of values, or a tuple of the lowest and the
             highest number, by magnitude where they are a factor of ten apart. None takes what `VARY` has
@@ -97,8 +112,10 @@ def search(
         too, for `--config`, and each trial's run folder in a folder of its own.
 
     Raises:
-        InputError: A setting, a value to try or the data is wrong, the folder holds another search, optuna is
-            missing, or no trial gave an MRR.
+        InputError: A setting, a value to try, the data or a trial's folder is wrong, the folder holds another
+            search, optuna is missing, or no trial gave an MRR.
+        MemoryError: Memory ran out, and not for the settings tried.
+        OSError: A file cannot be written.
     """
     with flushed_denormals():
         return _search(data, Path(out), vary, trials, sampler, prune, settings, Interrupt())
@@ -129,34 +146,37 @@ def _search(
     if trials is not None and trials < 1:
         raise InputError(f"trials: got {trials}, wanted at least 1")
     check_space(vary, sampler, settings)
+    vary = {name: values if isinstance(values, tuple) else list(values) for name, values in vary.items()}
     out = out.expanduser()
+    _check_folder(out)
     settings, graph = _with_dataset(data, settings, out)
     for point in itertools.islice(points(vary), 1):
         resolve({**settings, **point}, len(graph.train))
     console = Console(quiet=bool(settings.get("quiet")))
     out.mkdir(parents=True, exist_ok=True)
-    with _locked(out), _quiet(optuna):
-        study = _study(optuna, out, sampler, prune, mixed_seed(settings.get("seed", 0)))
-        asked = {"settings": settings, "vary": vary, "sampler": sampler, "data": graph.fingerprint}
-        _claim(study, out, json.loads(json.dumps(asked)))
-        total = _enqueue(optuna, study, vary, sampler, trials)
-        left = total - sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
-        objective = functools.partial(_trial, optuna, study, out, vary, settings, interrupt, console, total)
-        if left > 0:
-            study.optimize(objective, n_trials=left)
+    with _locked(out), quiet(optuna):
+        study = open_study(optuna, out, sampler, prune, mixed_seed(settings.get("seed", 0)))
+        counting = {name: value for name, value in settings.items() if name != "quiet"}
+        asked = {"settings": counting, "vary": vary, "sampler": sampler, "data": graph.fingerprint}
+        asked = json.loads(json.dumps(asked))
+        check_asked(study, out, asked)
+        if not isinstance(data, str | Path | None):
+            _keep(graph, out / "data")
+        study.set_user_attr("asked", asked)
+        take_up(optuna, study)
+        total = enqueue(study, out, vary, sampler, trials)
+        while sum(trial.state.name in ENDED for trial in study.get_trials(deepcopy=False)) < total:
+            _trial(optuna, study, out, vary, settings, graph, interrupt, console, total)
         _conclude(study, out, settings, console)
     return study
 
 
 def _with_dataset(data: Any, settings: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], KnowledgeGraph]:
-    """The settings with the data set's place, and the data set: one at hand gets a folder in `out`."""
+    """The settings with the data set's place, and the data set: one at hand shall have a folder in `out`."""
     settings = dict(settings)
     if data is not None and not isinstance(data, str | Path):
         options = {name: settings.pop(name) for name in ("split", "strip") if name in settings}
         graph = data if isinstance(data, KnowledgeGraph) else KnowledgeGraph.from_triples(data, **options)
-        if not (out / "data").exists():
-            out.mkdir(parents=True, exist_ok=True)
-            write_folder(graph, out / "data")
         return {**settings, "dataset": str((out / "data").absolute())}, graph
     if data is not None:
         settings["dataset"] = str(data)
@@ -164,47 +184,24 @@ def _with_dataset(data: Any, settings: Mapping[str, Any], out: Path) -> tuple[di
     return settings, load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
 
 
-def _study(optuna: Any, out: Path, sampler: str, prune: bool, seed: int) -> "Study":
-    """The study of the folder, new or to go on with."""
-    from optuna.storages.journal import JournalFileBackend
-
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(out / STUDY)))
-    study: Study = optuna.create_study(
-        study_name="search", storage=storage, direction="maximize", load_if_exists=True
-    )
-    seed = mixed_seed(seed, len(study.trials))  # going on draws anew, and not the first draws again
-    samplers = optuna.samplers
-    study.sampler = samplers.TPESampler(seed=seed) if sampler == "tpe" else samplers.RandomSampler(seed=seed)
-    pruners = optuna.pruners
-    study.pruner = pruners.MedianPruner(5, 3) if prune and sampler != "grid" else pruners.NopPruner()
-    return study
+def _check_folder(path: Path) -> None:
+    """Raise where a folder cannot be made, for a file is in its way."""
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place}: got a file, wanted a folder")
 
 
-def _claim(study: "Study", out: Path, asked: Mapping[str, Any]) -> None:
-    """Note what is searched, or see that it is what was searched before."""
-    before = study.user_attrs.get("asked")
-    if before is None:
-        study.set_user_attr("asked", asked)
-        return
-    for name, value in asked.items():
-        if before[name] != value:
-            found = f"{out}: holds a search with {name} {before[name]}, got {value}"
-            raise InputError(f"{found}: wanted the same, or another folder")
-
-
-def _enqueue(
-    optuna: Any, study: "Study", vary: Mapping[str, Values], sampler: str, trials: int | None
-) -> int:
-    """Ask for the trial that a stop cut off, and for all of a grid; returns how many there shall be."""
-    for trial in study.get_trials(deepcopy=False, states=[optuna.trial.TrialState.RUNNING]):
-        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        study.enqueue_trial(trial.params, user_attrs={"folder": trial.user_attrs.get("folder")})
-    if sampler != "grid":
-        return trials or TRIALS
-    grid = list(points(vary))[:trials]
-    for point in grid:
-        study.enqueue_trial(point, skip_if_exists=True)
-    return len(grid)
+def _keep(graph: KnowledgeGraph, folder: Path) -> None:
+    """Keep a data set where the trials read it; one that is damaged or not all there is written anew."""
+    _check_folder(folder)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DataWarning)
+            if read_folder(folder).fingerprint == graph.fingerprint:
+                return
+    except InputError:
+        pass
+    write_folder(graph, folder)
 
 
 def _trial(
@@ -213,60 +210,96 @@ def _trial(
     out: Path,
     vary: Mapping[str, Values],
     settings: Mapping[str, Any],
+    graph: KnowledgeGraph,
     interrupt: Interrupt,
     console: Console,
     total: int,
-    trial: "Trial",
-) -> float:
-    """Train one trial, or go on with it; returns its best validation MRR."""
-    began = time.monotonic()
-    folder = out / (trial.user_attrs.get("folder") or f"trial-{trial.number:03}")
+) -> None:
+    """Train one trial, or go on with it. Whatever is not its settings' fault leaves it as under way."""
+    trial, began = study.ask(), time.monotonic()
+    folder = out / (trial.user_attrs.get("folder") or free_name(study, out))
     trial.set_user_attr("folder", folder.name)
     point = {name: suggested(trial, name, values) for name, values in vary.items()}
-
-    def report(record: Mapping[str, Any]) -> None:
-        trial.report(record["valid"]["all"]["mrr"], record["epoch"])
-        if trial.should_prune():
-            raise optuna.TrialPruned(f"below the others in epoch {record['epoch']}")
-
     outcome = "stopped, the same command goes on"
     try:
-        if folder.exists():
-            for record in History.read(folder):
-                report(record)
-            explicit: dict[str, Any] = {"resume": str(folder)}
-        else:
-            explicit = {**settings, **point, "out": str(folder)}
-        config, data, run = prepared(None, explicit)
-        with run:
-            mrr = train_to_end(config, data, run, Reporter(quiet=True), interrupt, [report], test=False)
+        mrr = _best_mrr(optuna, trial, folder, {**settings, **point}, graph, interrupt)
+        study.tell(trial, mrr)
         outcome = f"validation MRR {mrr:.4f}"
-    except (InputError, MemoryError, optuna.TrialPruned) as error:
+    except optuna.TrialPruned as error:
+        trial.set_user_attr("cause", str(error))
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         outcome = f"ended early: {error}"
-        raise optuna.TrialPruned(str(error)) from error
+    except InputError as error:
+        if folder.exists():
+            raise InputError(f"{error} (with {folder} removed, the same command trains it anew)") from error
+        raise
     finally:
         took = f"{time.monotonic() - began:.0f} s"
         console.print(f"{folder.name} of {total}: {outcome}, {took}: {in_words(point)}", soft_wrap=True)
-    return mrr
+
+
+def _best_mrr(
+    optuna: Any,
+    trial: "Trial",
+    folder: Path,
+    settings: Mapping[str, Any],
+    graph: KnowledgeGraph,
+    interrupt: Interrupt,
+) -> float:
+    """The best validation MRR of a run in `folder`, new or to go on with.
+
+    Raises:
+        TrialPruned: Its settings are at fault, or others are better.
+    """
+    reported = set()  # a stop may leave an epoch's record, and the epoch to train again
+
+    def report(record: Mapping[str, Any]) -> None:
+        if record["epoch"] not in reported:
+            reported.add(record["epoch"])
+            trial.report(record["valid"]["all"]["mrr"], record["epoch"])
+        if trial.should_prune():
+            raise optuna.TrialPruned(f"below the others in epoch {record['epoch']}")
+
+    if folder.exists():
+        for record in History.read(folder):
+            report(record)
+        settings = {"resume": str(folder)}
+    else:
+        try:
+            check_settings(resolve(settings, len(graph.train)), graph)
+        except InputError as error:
+            raise optuna.TrialPruned(str(error)) from error
+        settings = {**settings, "out": str(folder)}
+    config, data, run = prepared(None, settings)
+    with run:
+        try:
+            return train_to_end(config, data, run, Reporter(quiet=True), interrupt, [report], test=False)
+        except (DivergedError, MemoryError) as error:
+            if isinstance(error, MemoryError) and not too_large(trial):
+                raise
+            raise optuna.TrialPruned(str(error)) from error
 
 
 def _conclude(study: "Study", out: Path, settings: Mapping[str, Any], console: Console) -> None:
     """Show the best trials, and write down the settings of the best."""
-    ended = [trial for trial in study.trials if trial.value is not None]
-    if not ended:
-        raise InputError(f"{out}: no trial came to a validation MRR: wanted other values to try")
-    ended.sort(key=lambda trial: -trial.value)  # type: ignore[operator]
+    ended = [trial for trial in study.trials if trial.state.name in ENDED]
+    best = [trial for trial in ended if trial.state.name == "COMPLETE"]
+    if not best:
+        last = ended[-1].user_attrs
+        cause = f"{last['folder']} ended early: {last.get('cause')}"
+        raise InputError(f"{out}: no trial came to a validation MRR: {cause}: wanted other values to try")
+    best.sort(key=lambda trial: -trial.value)  # type: ignore[operator]
     table = Table()
     table.add_names("trial")
     table.add_figures("validation MRR")
     table.add_names("settings")
-    for trial in ended[:10]:
+    for trial in best[:10]:
         table.add_row(trial.user_attrs["folder"], f"{trial.value:.4f}", in_words(trial.params))
-    console.print_table(f"the best of {len(study.trials)} trials", table)
+    console.print_table(f"the best of {counted(len(ended), 'trial')}", table)
     saved = {field.name for field, flag, _ in fields() if flag.saved}
-    best = {name: value for name, value in {**settings, **study.best_params}.items() if name in saved}
-    replace_text(out / BEST, json.dumps(best, indent=2) + "\n")
-    first = out / ended[0].user_attrs["folder"]
+    found = {name: value for name, value in {**settings, **best[0].params}.items() if name in saved}
+    replace_text(out / BEST, json.dumps(found, indent=2) + "\n")
+    first = out / best[0].user_attrs["folder"]
     for line in (
         f"test the best: python -m lightcake_fast.train --resume {first}",
         f"train with its settings: python -m lightcake_fast.train --config {out / BEST}",
@@ -283,19 +316,6 @@ def _locked(out: Path) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
-
-
-@contextmanager
-def _quiet(optuna: Any) -> Iterator[None]:
-    """Leave out Optuna's own line for each trial, and that its journal is new."""
-    level = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(level)
 
 
 def make_parser() -> cli.ArgumentParser:

@@ -61,12 +61,21 @@ def check(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
             raise InputError(f"{data.name}: its {split} split is empty, wanted at least one triple")
     device = resolve_device(config.device)
     wants_capture(config.cuda_graph, device)
+    check_settings(config, data)
+    if config.layers and config.model in takers("backend"):
+        runnable(config.backend, device.type)
+
+
+def check_settings(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
+    """Find settings that do not go together, whatever the machine.
+
+    Raises:
+        InputError: The model does not take the width, or the back end lacks the score.
+    """
     if config.paths and config.cuda_graph == "on":
         raise InputError("cuda_graph: got 'on' with paths, whose steps differ in shape")
-    if config.layers and config.model in takers("backend"):
-        if config.model == "lightcake":
-            check_fused(config.score, config.backend)
-        runnable(config.backend, device.type)
+    if config.layers and config.model == "lightcake":
+        check_fused(config.score, config.backend)
     with torch.device("meta"):
         build_model(config, data.num_entities, data.num_relations)
 

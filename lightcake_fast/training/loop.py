@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
-from lightcake_fast.errors import InputError, memory_wanted
+from lightcake_fast.errors import DivergedError, InputError, memory_wanted
 from lightcake_fast.kernels.compiling import seconds_compiling
 from lightcake_fast.metrics import Evaluation, NonFiniteScoresError
 from lightcake_fast.sharding.data import ShardData
@@ -217,12 +217,12 @@ class Trainer:
         """Rank the relations of a split (see `Experiment.ranks`).
 
         Raises:
-            InputError: Scores are NaN or infinite.
+            DivergedError: Scores are NaN or infinite.
         """
         try:
             return self._experiment.evaluate(split)
         except NonFiniteScoresError as error:
-            raise InputError(
+            raise DivergedError(
                 f"training diverged in epoch {self.position.epoch + 1}: {error}; try a smaller --lr "
                 f"(it is {self._config.lr:g})"
             ) from error

@@ -1,0 +1,203 @@
+"""What ends a trial of a search, and what only stops it: full disks, memory, damaged files, bugs."""
+
+import errno
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightcake_fast
+from lightcake_fast import cli
+from lightcake_fast.data import load_dataset, read_folder
+from lightcake_fast.errors import DivergedError, InputError
+from tests.training.test_search import FLAGS, SMALL, epochs
+
+LITTLE = ["--dataset", "family:20", *FLAGS[2:]]
+
+
+@pytest.fixture(scope="module")
+def module(peer: Callable[[str], Any]) -> Any:
+    """The command's module, of which the package has a function by the same name."""
+    peer("optuna")
+    return importlib.import_module("lightcake_fast.search")
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "grid"])
+def test_a_disk_that_is_full_ends_no_trial(
+    module: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], sampler: str
+) -> None:
+    argv = [*LITTLE, "--out", str(tmp_path), "--vary", "dim=4,6", "--trials", "2", "--sampler", sampler]
+    fsync, written = os.fsync, list[str]()
+
+    def full(file: int) -> None:
+        written.append(Path(f"/proc/self/fd/{file}").readlink().name)
+        if written.count("last.safetensors") > 1:  # that of the second epoch, whose metrics are there
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert cli.run(module.main, argv) == 1
+    printed = capfd.readouterr()
+    assert "trial-000 of 2: stopped, the same command goes on" in printed.out
+    assert printed.err.count("\n") == 1
+    assert "last.safetensors: cannot be written (No space left on device)" in printed.err
+    assert cli.run(module.main, argv) == 0
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert "the best of 2 trials" in printed.out
+    assert sorted(line.split(":")[0] for line in printed.out.splitlines() if line.startswith("trial-")) == [
+        f"trial-00{number} of 2" for number in range(2)
+    ]
+    for number in range(2):
+        assert len(epochs(tmp_path / f"trial-00{number}")) == 2
+
+
+def test_a_journal_that_a_full_disk_cut_short(module: Any, tmp_path: Path) -> None:
+    settings = {**SMALL, "vary": {"dim": [4, 6]}, "sampler": "grid", "quiet": True}
+    lightcake_fast.search("family:20", out=tmp_path, trials=1, **settings)
+    with (tmp_path / "study.journal").open("a") as file:
+        file.write('{"op_code": 4, "tri')
+    study = lightcake_fast.search("family:20", out=tmp_path, **settings)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), OSError("gone"), InputError("damaged"), KeyError("bug")]
+)
+def test_what_is_not_the_settings_fault_ends_no_trial(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*more: Any, **options: Any) -> float:
+        raise error
+
+    settings = {**SMALL, "vary": {"dim": [4]}, "trials": 1, "quiet": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train_to_end", fail)
+        for _ in range(2):
+            with pytest.raises(type(error)):
+                lightcake_fast.search("family:20", out=tmp_path, **settings)
+    study = lightcake_fast.search("family:20", out=tmp_path, **settings)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE"]
+    assert [path.name for path in tmp_path.glob("trial-*")] == ["trial-000"]
+
+
+def test_a_trial_whose_folder_is_damaged(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(config: Any, data: Any, run: Any, *more: Any, **options: Any) -> float:
+        (run.path / "metrics.jsonl").write_text("{")
+        raise KeyboardInterrupt
+
+    settings = {**SMALL, "vary": {"dim": [4]}, "trials": 1, "quiet": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train_to_end", cut)
+        with pytest.raises(KeyboardInterrupt):
+            lightcake_fast.search("family:20", out=tmp_path, **settings)
+    folder = tmp_path / "trial-000"
+    for _ in range(2):
+        with pytest.raises(
+            InputError, match=rf"metrics.jsonl: damaged: .* \(with {folder} removed, the same"
+        ):
+            lightcake_fast.search("family:20", out=tmp_path, **settings)
+    shutil.rmtree(folder)
+    assert len(lightcake_fast.search("family:20", out=tmp_path, **settings).best_trials) == 1
+
+
+def test_memory_that_runs_out(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def short(config: Any, *more: Any, **options: Any) -> float:
+        if config.dim >= 8 or config.lr < 0.01:
+            raise MemoryError("wanted 9 GiB at once")
+        return 0.5
+
+    settings: dict[str, Any] = {**SMALL, "sampler": "grid"}
+    stops: list[dict[str, Any]] = [{"dim": [4], "lr": [0.02, 0.001]}, {"lr": [0.001]}]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "train_to_end", short)
+        study = lightcake_fast.search("family:20", out=tmp_path / "a", vary={"dim": [4, 8]}, **settings)
+        assert [trial.state.name for trial in study.trials] == ["COMPLETE", "PRUNED"]
+        assert "trial-001 of 2: ended early: wanted 9 GiB at once" in capsys.readouterr().out
+        with pytest.raises(
+            InputError, match=r"no trial came .*: trial-000 ended early: wanted 9 GiB at once"
+        ):
+            lightcake_fast.search("family:20", out=tmp_path / "b", vary={"dim": [8]}, **settings)
+        # no larger than one that came to its end, and nothing tried that takes memory
+        for vary in stops:
+            with pytest.raises(MemoryError, match="wanted 9 GiB at once"):
+                lightcake_fast.search("family:20", out=tmp_path / str(len(vary)), vary=vary, **settings)
+    study = lightcake_fast.search("family:20", out=tmp_path / "1", vary={"lr": [0.001]}, **settings)
+    assert study.trials[-1].state.name == "COMPLETE"
+
+
+def test_settings_that_do_not_go_together_end_a_trial(module: Any, tmp_path: Path) -> None:
+    settings = {**SMALL, "score": "complex", "sampler": "grid", "quiet": True}
+    study = lightcake_fast.search("family:20", out=tmp_path, vary={"dim": [5, 6]}, **settings)
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
+
+
+def test_a_trial_that_diverges_late_is_not_the_best(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(
+        config: Any, data: Any, run: Any, reporter: Any, interrupt: Any, calls: Any, **options: Any
+    ) -> float:
+        calls[0]({"epoch": 1, "valid": {"all": {"mrr": 0.9}}})
+        if config.dim == 4:
+            raise DivergedError("training diverged in epoch 2")
+        return 0.5
+
+    monkeypatch.setattr(module, "train_to_end", diverge)
+    settings = {**SMALL, "sampler": "grid", "quiet": True}
+    with pytest.raises(InputError, match="training diverged in epoch 2"):
+        lightcake_fast.search("family:20", out=tmp_path / "none", vary={"dim": [4]}, **settings)
+    lightcake_fast.search("family:20", out=tmp_path / "one", vary={"dim": [4, 6]}, **settings)
+    assert json.loads((tmp_path / "one" / "best.json").read_text())["dim"] == 6
+
+
+@pytest.mark.parametrize("damage", ["empty", "a split is missing", "cut short"])
+def test_data_at_hand_that_are_damaged_are_written_anew(module: Any, tmp_path: Path, damage: str) -> None:
+    graph = load_dataset("family:20")
+    settings = {**SMALL, "vary": {"dim": [4, 6]}, "sampler": "grid", "quiet": True}
+    kept = tmp_path / "data"
+    if damage == "empty":
+        kept.mkdir()
+    else:
+        lightcake_fast.search(graph, out=tmp_path, trials=1, **settings)
+    if damage == "a split is missing":
+        (kept / "valid.tsv").unlink()
+    if damage == "cut short":
+        lines = (kept / "train.tsv").read_text().splitlines(keepends=True)
+        (kept / "train.tsv").write_text("".join(lines[:-3]))
+    study = lightcake_fast.search(graph, out=tmp_path, **settings)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]
+    assert read_folder(kept).fingerprint == graph.fingerprint
+
+
+def test_what_is_shown_and_counted(
+    module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [*LITTLE, "--out", str(tmp_path), "--vary", "dim=4,6", "--trials", "3"]
+    outcomes: Iterator[float | BaseException] = iter([0.5, KeyboardInterrupt(), 0.5, OSError("gone"), 0.5])
+
+    def train_to_end(*more: Any, **options: Any) -> float:
+        outcome = next(outcomes)
+        if isinstance(outcome, float):
+            return outcome
+        raise outcome
+
+    monkeypatch.setattr(module, "train_to_end", train_to_end)
+    for code in (130, 2, 0):
+        assert cli.run(module.main, argv) == code
+    printed = capsys.readouterr().out
+    assert "trial-002 of 3: validation MRR" in printed
+    assert "trial-003" not in printed
+    assert "the best of 3 trials" in printed
+    assert cli.run(module.main, [*argv, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
