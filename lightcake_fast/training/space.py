@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 Values = Sequence[Any] | tuple[float, float]  # a list: these values; a tuple: from the first to the second
 
-FIXED = ("dataset", "split", "strip", "data_dir", "out", "resume", "preset", "model", "task", "ties", "quiet")
+FIXED = {
+    *("dataset", "split", "strip", "data_dir", "out", "resume", "preset", "model", "task", "ties", "quiet"),
+    *("partition", "device", "backend", "cuda_graph"),  # where a run computes, not what
+}
 
 
 def check_space(vary: Mapping[str, Values], sampler: str, settings: Mapping[str, Any]) -> None:
@@ -36,12 +39,13 @@ def check_space(vary: Mapping[str, Values], sampler: str, settings: Mapping[str,
 
 
 def _check_values(name: str, values: Values, flag: Flag, kind: str) -> None:
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise InputError(f"vary: got {name}={values!r}, wanted a list of values, or a tuple of two numbers")
     types = ("int", "float") if kind == "float" else (kind,)
     wrong = [v for v in values if type(v).__name__ not in types or not flag.accepts(v)]
     if not len(values) or wrong:
-        raise InputError(
-            f"vary: got {name}={wrong[0] if wrong else values!r}, wanted {flag.wanted(kind, values)}"
-        )
+        got = wrong[0] if wrong else values
+        raise InputError(f"vary: got {name}={got!r}, wanted {flag.wanted(kind, got)}")
     if isinstance(values, tuple) and (
         len(values) != 2 or kind not in ("int", "float") or not values[0] < values[1]
     ):

@@ -222,3 +222,28 @@ def test_it_wants_a_folder_and_optuna(
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=r"pip install 'lightcake_fast\[search\]'"):
         lightcake_fast.search("family:60", out=tmp_path)
+
+
+def test_a_file_where_a_folder_is_wanted(module: Any, tmp_path: Path) -> None:
+    settings = {**SMALL, "vary": {"dim": [4]}, "trials": 1, "quiet": True}
+    (tmp_path / "file").touch()
+    for out in ("file", "file/below"):
+        with pytest.raises(InputError, match="file: got a file, wanted a folder"):
+            lightcake_fast.search("family:20", out=tmp_path / out, **settings)
+    (tmp_path / "data").touch()
+    with pytest.raises(InputError, match="data: got a file, wanted a folder"):
+        lightcake_fast.search(load_dataset("family:20"), out=tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        ({"dim": 8}, "vary: got dim=8, wanted a list of values, or a tuple of two numbers"),
+        ({"score": "transe"}, "vary: got score='transe', wanted a list of values"),
+        ({"lr": [1e30]}, r"vary: got lr=1e\+30, wanted a number above 0 and below 2147483648"),
+        ({"device": ["cpu"]}, "vary: there is no 'device' to try"),
+    ],
+)
+def test_wrong_values_to_try(module: Any, tmp_path: Path, vary: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        lightcake_fast.search("family:20", out=tmp_path, vary=vary)
