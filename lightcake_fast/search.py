@@ -28,7 +28,7 @@ from lightcake_fast.training.loop import train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.runtime import flushed_denormals, mixed_seed
-from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, points, suggested
+from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, plain, points, suggested
 from lightcake_fast.training.study import (
     ENDED,
     TRIALS,
@@ -118,6 +118,7 @@ def search(
         OSError: A file cannot be written.
     """
     with flushed_denormals():
+        vary, settings = None if vary is None else plain(vary), plain(settings)
         return _search(data, Path(out), vary, trials, sampler, prune, settings, Interrupt())
 
 
@@ -146,7 +147,6 @@ def _search(
     if trials is not None and trials < 1:
         raise InputError(f"trials: got {trials}, wanted at least 1")
     check_space(vary, sampler, settings)
-    vary = {name: values if isinstance(values, tuple) else list(values) for name, values in vary.items()}
     out = out.expanduser()
     _check_folder(out)
     settings, graph = _with_dataset(data, settings, out)

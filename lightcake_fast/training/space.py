@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lightcake_fast.errors import InputError, did_you_mean
 from lightcake_fast.training.config import Flag, fields
 
@@ -17,6 +19,19 @@ FIXED = {
     *("dataset", "split", "strip", "data_dir", "out", "resume", "preset", "model", "task", "ties", "quiet"),
     *("partition", "device", "backend", "cuda_graph"),  # where a run computes, not what
 }
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, or values to try, as Python's own numbers and lists where they are NumPy's."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray | np.generic):
+            value = value.tolist()
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            own = (item.item() if isinstance(item, np.generic) else item for item in value)
+            value = tuple(own) if isinstance(value, tuple) else list(own)
+        found[name] = value
+    return found
 
 
 def check_space(vary: Mapping[str, Values], sampler: str, settings: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lightcake_fast
@@ -222,6 +223,21 @@ def test_it_wants_a_folder_and_optuna(
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=r"pip install 'lightcake_fast\[search\]'"):
         lightcake_fast.search("family:60", out=tmp_path)
+
+
+def test_numbers_and_arrays_of_numpy(module: Any, tmp_path: Path) -> None:
+    tried: dict[str, Any] = {
+        "dim": np.array([4, 6]),
+        "lr": [np.float64(0.01)],
+        "l2": (np.float32(0), np.float64(1)),
+    }
+    settings = {**SMALL, "epochs": np.int64(1), "quiet": True, "trials": 1}
+    study = lightcake_fast.search("family:60", out=tmp_path, vary=tried, **settings)
+    assert study.best_params["dim"] in (4, 6)
+    assert lightcake_fast.search("family:60", out=tmp_path, vary=tried, **settings).best_value
+    tried = {"dim": np.array([4.5])}
+    with pytest.raises(InputError, match=r"vary: got dim=4\.5, wanted a whole number"):
+        lightcake_fast.search("family:60", out=tmp_path / "x", vary=tried, **settings)
 
 
 def test_a_file_where_a_folder_is_wanted(module: Any, tmp_path: Path) -> None:
