@@ -20,7 +20,7 @@ from lightcake_fast.models import takers
 from lightcake_fast.process import prepare_process
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console, Table
-from lightcake_fast.train import prepared
+from lightcake_fast.train import at_hand, checked_settings, prepared
 from lightcake_fast.training.config import add_flags, fields
 from lightcake_fast.training.experiment import check_settings
 from lightcake_fast.training.interrupt import Interrupt
@@ -118,7 +118,8 @@ def search(
         OSError: A file cannot be written.
     """
     with flushed_denormals():
-        vary, settings = None if vary is None else plain(vary), plain(settings)
+        vary = None if vary is None else plain(vary)
+        settings = plain(checked_settings("search", settings, data))
         return _search(data, Path(out), vary, trials, sampler, prune, settings, Interrupt())
 
 
@@ -136,16 +137,17 @@ def _search(
         import optuna
     except ImportError as error:
         raise InputError(f"search needs optuna: pip install 'lightcake_fast[search]' ({error})") from error
-    if named_by_module(str(settings.get("score"))):
-        import_score(settings["score"])
+    for score in (settings.get("score"), *(vary or {}).get("score", ())):
+        if named_by_module(str(score)):
+            import_score(str(score))
     if vary is None:
         model, task = settings.get("model", "lightcake"), settings.get("task", "relation")
         known = VARY.get(task, VARY["relation"])  # a task that there is not is refused below
         vary = {name: values for name, values in known.items() if model in (takers(name) or [model])}
     if sampler not in SAMPLERS:
         raise InputError(f"sampler: got {sampler!r}, wanted one of {', '.join(SAMPLERS)}")
-    if trials is not None and trials < 1:
-        raise InputError(f"trials: got {trials}, wanted at least 1")
+    if trials is not None and (type(trials) is not int or trials < 1):
+        raise InputError(f"trials: got {trials!r}, wanted a whole number of at least 1")
     check_space(vary, sampler, settings)
     out = out.expanduser()
     _check_folder(out)
@@ -160,9 +162,12 @@ def _search(
         asked = {"settings": counting, "vary": vary, "sampler": sampler, "data": graph.fingerprint}
         asked = json.loads(json.dumps(asked))
         check_asked(study, out, asked)
-        if not isinstance(data, str | Path | None):
-            _keep(graph, out / "data")
+        kept = data is None or isinstance(data, str | Path) or _keeps(graph, out / "data")
+        if not (kept or "asked" in study.user_attrs) and any((out / "data").glob("*")):
+            raise InputError(f"{out / 'data'}: holds something else: wanted another folder for the search")
         study.set_user_attr("asked", asked)
+        if not kept:
+            write_folder(graph, out / "data")
         take_up(optuna, study)
         total = enqueue(study, out, vary, sampler, trials)
         while sum(trial.state.name in ENDED for trial in study.get_trials(deepcopy=False)) < total:
@@ -175,8 +180,8 @@ def _with_dataset(data: Any, settings: Mapping[str, Any], out: Path) -> tuple[di
     """The settings with the data set's place, and the data set: one at hand shall have a folder in `out`."""
     settings = dict(settings)
     if data is not None and not isinstance(data, str | Path):
-        options = {name: settings.pop(name) for name in ("split", "strip") if name in settings}
-        graph = data if isinstance(data, KnowledgeGraph) else KnowledgeGraph.from_triples(data, **options)
+        options: dict[str, Any] = {n: settings.pop(n) for n in ("split", "strip") if n in settings}
+        graph = at_hand(data, options)
         return {**settings, "dataset": str((out / "data").absolute())}, graph
     if data is not None:
         settings["dataset"] = str(data)
@@ -191,17 +196,15 @@ def _check_folder(path: Path) -> None:
             raise InputError(f"{place}: got a file, wanted a folder")
 
 
-def _keep(graph: KnowledgeGraph, folder: Path) -> None:
-    """Keep a data set where the trials read it; one that is damaged or not all there is written anew."""
+def _keeps(graph: KnowledgeGraph, folder: Path) -> bool:
+    """Whether a data set lies where the trials read it, whole."""
     _check_folder(folder)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)
-            if read_folder(folder).fingerprint == graph.fingerprint:
-                return
+            return read_folder(folder).fingerprint == graph.fingerprint
     except InputError:
-        pass
-    write_folder(graph, folder)
+        return False
 
 
 def _trial(

@@ -3,7 +3,7 @@
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,7 +22,7 @@ from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import Callback, train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
-from lightcake_fast.training.run_folder import RunFolder
+from lightcake_fast.training.run_folder import CONFIG, RunFolder
 from lightcake_fast.training.runtime import flushed_denormals
 from lightcake_fast.training.settings_file import read_settings
 from lightcake_fast.training.sharded import load_share, with_partition
@@ -72,18 +72,10 @@ def train(
         MemoryError: Memory ran out.
         TypeError: There is no such setting, or `data` is of another kind.
     """
-    known = [field.name for field, _, _ in fields() if field.name != "dataset"]
-    for name in settings:
-        if name not in known:
-            raise TypeError(f"train() has no setting {name!r}{did_you_mean(name, known)}")
+    explicit = checked_settings("train", settings, data)
     if named_by_module(str(settings.get("score"))):
         import_score(settings["score"])  # named by the caller: a run folder's is not imported
     callbacks = (callbacks,) if callable(callbacks) else callbacks or ()
-    explicit = {
-        name: str(value) if isinstance(value, PurePath) else value
-        for name, value in settings.items()
-        if value is not None or name not in ("out", "resume")
-    }
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
     with flushed_denormals(), TemporaryDirectory(prefix="lightcake_fast-") as passing:
         if explicit.keys() & {"out", "resume"}:
@@ -91,6 +83,40 @@ def train(
         result = _train(data, {**explicit, "out": passing}, reporter, Interrupt(), callbacks, kept=False)
         _ = result.model  # read while the folder is there
     return result
+
+
+def checked_settings(function: str, settings: Mapping[str, Any], data: Any) -> dict[str, Any]:
+    """The settings that a function of Python got beside `data`, as flags have them.
+
+    Raises:
+        TypeError: There is no such setting.
+    """
+    known = [field.name for field, _, _ in fields() if field.name != "dataset"]
+    explicit = {}
+    for name, value in settings.items():
+        if name not in known:
+            raise TypeError(f"{function}() has no setting {name!r}{did_you_mean(name, known)}")
+        if name == "split" and isinstance(data, str | Path | None) and isinstance(value, Iterable):
+            explicit[name] = value if isinstance(value, str) else ",".join(map(str, value))
+        elif value is not None or name not in ("out", "resume"):
+            explicit[name] = str(value) if isinstance(value, PurePath) else value
+    return explicit
+
+
+def at_hand(data: Any, options: Mapping[str, Any]) -> KnowledgeGraph:
+    """A data set that is no file, from what `train` takes and `split` and `strip`, where they are given.
+
+    Raises:
+        InputError: A graph is not what a reader would make, or has these options; see also
+            `KnowledgeGraph.from_triples`.
+    """
+    if not isinstance(data, KnowledgeGraph):
+        return KnowledgeGraph.from_triples(data, **options)
+    given = [name for name, value in options.items() if value is not None and value is not False]
+    if given:
+        raise InputError(f"{', '.join(given)}: of a KnowledgeGraph, which has its splits and names")
+    check_readable(data)
+    return data
 
 
 def _train(
@@ -127,30 +153,23 @@ def prepared(
     Raises:
         InputError: See `train`.
     """
-    at_hand = data if isinstance(data, KnowledgeGraph) else None
-    options = {name: explicit[name] for name in ("split", "strip") if explicit.get(name)}
-    if at_hand is not None:
-        if options:
-            raise InputError(f"{', '.join(options)}: of a KnowledgeGraph, which has its splits and names")
-        check_readable(at_hand)
-    elif data is not None and not isinstance(data, str | Path):
+    graph = None
+    if isinstance(data, str | Path):
+        explicit = {**explicit, "dataset": str(data)}
+    elif data is not None:
+        options = {name: value for name, value in explicit.items() if name in ("split", "strip")}
         explicit = {name: value for name, value in explicit.items() if name not in options}
-        at_hand = KnowledgeGraph.from_triples(data, **options)
-    else:
-        if data is not None:
-            explicit = {**explicit, "dataset": str(data)}
-        if options.keys() & {"split"} and not isinstance(options["split"], str):
-            explicit = {**explicit, "split": ",".join(map(str, options["split"]))}
+        graph = at_hand(data, {name: value for name, value in options.items() if value is not None})
     explicit = with_partition(explicit)
     if "resume" in explicit:
         run = _folder(world, lambda: RunFolder.open(Path(explicit["resume"]).expanduser()))
         config = resumed(run.config, explicit).anchored()
-        data = at_hand or _loaded(config, world, run)
-    elif at_hand is not None:
-        config = resolve({**explicit, "dataset": at_hand.name}, len(at_hand.train))
-        check(config, at_hand)
-        run = RunFolder.create(config, at_hand.name, data=at_hand if kept else None, kept=kept)
-        data, config = at_hand, run.config
+        data = graph or _loaded(config, world, run)
+    elif graph is not None:
+        config = resolve({**explicit, "dataset": graph.name}, len(graph.train))
+        check(config, graph)
+        run = RunFolder.create(config, graph.name, data=graph if kept else None, kept=kept)
+        data, config = graph, run.config
     else:
         config = resolve(explicit)
         data = _loaded(config, world)
@@ -202,9 +221,10 @@ def make_parser() -> cli.ArgumentParser:
 
 def _seeds(text: str) -> list[int]:
     words = text.split(",")
-    if not all(word.isascii() and word.isdigit() for word in words) or len(set(words)) < len(words):
+    seeds = [int(word) for word in words if word.isascii() and word.isdigit()]
+    if len(seeds) < len(words) or len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"got {text!r}, wanted different whole numbers, as in 0,1,2")
-    return [int(word) for word in words]
+    return seeds
 
 
 def main(argv: Sequence[str]) -> int:
@@ -227,11 +247,11 @@ def main(argv: Sequence[str]) -> int:
     if file is not None:
         explicit = {**read_settings(file.expanduser()), **explicit}
     quiet = explicit.get("quiet", False)
+    runs = _with_seeds(explicit, seeds)  # before any process makes a folder
     with joined() as world, Interrupt() as interrupt:
         console = None if world is None or world.first else Console(quiet=True)
         if console is not None:
             warnings.simplefilter("ignore", DataWarning)  # the first process tells
-        runs = _with_seeds(explicit, seeds)
         summaries = [
             _train(None, each, Reporter(quiet, console), interrupt, world=world).summary for each in runs
         ]
@@ -241,14 +261,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _with_seeds(explicit: Mapping[str, Any], seeds: Sequence[int] | None) -> Iterator[Mapping[str, Any]]:
-    """The settings of each run."""
+def _with_seeds(explicit: Mapping[str, Any], seeds: Sequence[int] | None) -> Sequence[Mapping[str, Any]]:
+    """The settings of each run, none of which is there yet."""
     if seeds is None:
-        yield explicit
-        return
+        return [explicit]
+    runs = []
     for seed in seeds:
         place = {"out": str(Path(explicit["out"]) / f"seed-{seed}")} if "out" in explicit else {}
-        yield {**explicit, **place, "seed": seed}
+        if place and (Path(place["out"]).expanduser() / CONFIG).exists():
+            raise InputError(f"{place['out']} holds a run: wanted a new folder")
+        runs.append({**explicit, **place, "seed": seed})
+    return runs
 
 
 if __name__ == "__main__":

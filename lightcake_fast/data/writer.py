@@ -12,6 +12,8 @@ from lightcake_fast.data.names import check_encoding, quote
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 
+BYTE_ORDER_MARK = "\ufeff"
+
 
 def write_folder(data: KnowledgeGraph, folder: Path) -> None:
     """Write a data set so that `read_folder` gives an equal one, ids included.
@@ -33,8 +35,9 @@ def write_folder(data: KnowledgeGraph, folder: Path) -> None:
     entities, relations = data.entities, data.relations
     for split in SPLITS:
         triples = data.split(split).tolist()
-        lines = (f"{entities[h]}\t{relations[r]}\t{entities[t]}\n" for h, r, t in triples)
-        replace_text(folder / f"{split}.tsv", "".join(lines))
+        text = "".join(f"{entities[h]}\t{relations[r]}\t{entities[t]}\n" for h, r, t in triples)
+        mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""  # the reader leaves out the first
+        replace_text(folder / f"{split}.tsv", mark + text)
 
 
 def check_readable(data: KnowledgeGraph) -> None:

@@ -109,7 +109,11 @@ def main(argv: Sequence[str]) -> None:
     console = Console()
     tables = {"table1": table_1(datasets, options.data_dir)} if "table1" in wanted else {}
     with Interrupt():
-        places = [out / "runs", *(Path(place).expanduser() for place in options.runs)]
+        given = [Path(place).expanduser() for place in options.runs]
+        for place in given:
+            if not place.is_dir():
+                raise InputError(f"--runs: {place}: no such folder")
+        places = [out / "runs", *given]
         finished = _train(chosen, datasets, seeds, common, places, console, options.finished)
     tables |= _tables(chosen, datasets, len(seeds), finished)
     lacking = ", ".join(name for name in chosen if name not in tables)

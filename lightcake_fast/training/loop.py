@@ -144,7 +144,8 @@ class Trainer:
         self._steps = math.ceil(data.num_train / config.batch_size)
         self._records: list[dict[str, Any]] = []
         self.position = Position()
-        self._awaited = 0.0  # the most seconds for which a process has waited for its compiler
+        self._compiled_before = seconds_compiling()
+        self._awaited = 0.0  # the most seconds since then for which a process has waited for its compiler
         self._mark = self._working_seconds()
         self._next_save = time.monotonic() + SAVE_SECONDS
 
@@ -247,7 +248,7 @@ class Trainer:
 
     def _agreed(self, *wishes: bool) -> list[bool]:
         """What any process wishes, and a signal that came to any: from here on it came to all."""
-        known = int(self._interrupt.signal or 0), int(1e6 * seconds_compiling())
+        known = int(self._interrupt.signal or 0), int(1e6 * (seconds_compiling() - self._compiled_before))
         number, compiled, *found = self._world.agree(*known, *map(int, wishes))
         self._awaited = 1e-6 * compiled
         if number:
@@ -284,8 +285,8 @@ class Trainer:
         self._reporter.epoch(record, position)
         for callback in self._callbacks:
             callback(copy.deepcopy(record))
-        self._mark = self._working_seconds()
         self._agreed()
+        self._mark = self._working_seconds()
         if self._interrupt.signal is not None:
             self._reporter.stopped(self._interrupt.signal, position, self._run.path)
             self._interrupt.leave()
@@ -317,4 +318,4 @@ class Trainer:
 
     def _working_seconds(self) -> float:
         """A clock that stands still while any process compiles, which is done once and is not speed."""
-        return time.monotonic() - max(self._awaited, seconds_compiling())
+        return time.monotonic() - max(self._awaited, seconds_compiling() - self._compiled_before)

@@ -23,6 +23,8 @@ FIXED = {
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Settings, or values to try, as Python's own numbers and lists where they are NumPy's."""
+    if not isinstance(values, Mapping):
+        raise InputError(f"vary: got {values!r}, wanted values to try by the name of their setting")
     found = {}
     for name, value in values.items():
         if isinstance(value, np.ndarray | np.generic):

@@ -24,8 +24,10 @@ WEIGHTLESS = ("seed", "epochs", "patience")  # and of these, or of any float, do
 
 def open_study(optuna: Any, out: Path, sampler: str, prune: bool, seed: int) -> "Study":
     """The study of the folder, new or to go on with."""
-    _cut_to_lines(out / STUDY)
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(out / STUDY)))
+    journal = (out / STUDY).absolute()
+    _cut_to_lines(journal)
+    journal.with_name(f"{STUDY}.lock").unlink(missing_ok=True)  # of a killed process: the folder is locked
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
     study: Study = optuna.create_study(
         study_name="search", storage=storage, direction="maximize", load_if_exists=True
     )

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,6 +76,28 @@ def test_waiting_for_the_compiler_is_no_training_time(
     (record,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert elsewhere or waited >= 1
     assert 0 < record["seconds"] <= results["seconds"] <= took - max(waited, 1)
+
+
+def test_what_another_process_compiled_before_counts_for_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told with every step, and at the end of an epoch first: no time may be taken from the next."""
+    others = [0]
+
+    def of_all(world: World, *numbers: int) -> tuple[int, ...]:
+        return (*numbers[:1], *(max(number, others[0]) for number in numbers[1:2]), *numbers[2:])
+
+    def validated(*arguments: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        others[0] = 500_000
+        return evaluate(*arguments, **options)
+
+    evaluate = Experiment.evaluate
+    monkeypatch.setattr(Experiment, "evaluate", validated)
+    monkeypatch.setattr(World, "agree", of_all)
+    assert train(["--dataset", "family:20", "--out", str(tmp_path / "run"), "--epochs", "3", "--quiet"]) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["seconds"] > 0 for line in lines)
 
 
 def test_what_another_thread_compiles_is_no_wait_of_this_one() -> None:

@@ -252,6 +252,11 @@ def test_settings_as_python_has_them(tmp_path: Path, result: TrainingResult) -> 
     (tmp_path / "all.tsv").write_text("".join(lines))
     shares = lightcake_fast.train(str(tmp_path / "all.tsv"), split=(0.7, 0.2, 0.1), **SMALL)
     assert shares.metrics == lightcake_fast.train(tmp_path / "all.tsv", split=".7,.2,.1", **SMALL).metrics
+    rows = [tuple(line.rstrip("\n").split("\t")) for line in lines]
+    listed = lightcake_fast.train(rows, split=np.array((0.7, 0.2, 0.1)), **SMALL)
+    assert listed.metrics == shares.metrics
+    with pytest.raises(InputError, match=r"split: got 0\.6, wanted text"):
+        lightcake_fast.train(tmp_path / "all.tsv", split=0.6, **SMALL)
     for option in ({"split": (0.6, 0.2, 0.2)}, {"strip": True}):
         with pytest.raises(InputError, match="of a KnowledgeGraph"):
             lightcake_fast.train(data, **option, **SMALL)
@@ -272,3 +277,20 @@ def test_a_run_with_its_own_data_may_be_moved(tmp_path: Path) -> None:
     (tmp_path / "run").rename(tmp_path / "moved")
     assert lightcake_fast.load(tmp_path / "moved").evaluate("test") == result.metrics
     assert lightcake_fast.train(resume=tmp_path / "moved", epochs=3, quiet=True).summary["epochs"] == 3
+
+
+def test_a_name_that_begins_like_a_file(tmp_path: Path) -> None:
+    data = load_dataset("family:60")
+    first = data.train[0, 0]
+    names = [name if id != first else "\ufeff" + name for id, name in enumerate(data.entities)]
+    marked = KnowledgeGraph("x", tuple(names), data.relations, data.train, data.valid, data.test)
+    result = lightcake_fast.train(marked, out=tmp_path / "run", **SMALL)
+    assert lightcake_fast.load(tmp_path / "run").data.fingerprint == marked.fingerprint
+    assert lightcake_fast.load(tmp_path / "run").evaluate("test") == result.metrics
+
+
+def test_seeds_are_all_new_before_the_first_is_trained(tmp_path: Path) -> None:
+    assert main([*FLAGS, "--dataset", "family:60", "--seed", "1", "--out", str(tmp_path / "seed-1")]) == 0
+    assert cli.run(main, [*FLAGS, "--dataset", "family:60", "--seeds", "0,1", "--out", str(tmp_path)]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["seed-1"]
+    assert cli.run(main, [*FLAGS, "--seeds", "01,1"]) == 2

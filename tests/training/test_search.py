@@ -202,7 +202,7 @@ def test_two_processes_do_not_share_a_search(
         (["--vary", "lr=nan"], "wanted a number, not 'nan'"),
         (["--vary", "dim=4", "--dim", "4"], "dim: got a value and values to try"),
         (["--vary", "lr=0.1..1", "--sampler", "grid"], "got a range for lr, wanted values"),
-        (["--vary", "dim=4", "--trials", "0"], "trials: got 0, wanted at least 1"),
+        (["--vary", "dim=4", "--trials", "0"], "trials: got 0, wanted a whole number of at least 1"),
         (["--vary", "bases=2"], "bases: lightcake has no such setting"),
         (["--resume", "x"], "got --resume: a search goes on when the same command is given again"),
     ],

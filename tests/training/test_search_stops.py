@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import lightcake_fast
 from lightcake_fast import cli
-from lightcake_fast.data import load_dataset, read_folder
+from lightcake_fast.data import load_dataset, read_folder, write_folder
 from lightcake_fast.errors import DivergedError, InputError
 from tests.training.test_search import FLAGS, SMALL, epochs
 
@@ -201,3 +202,43 @@ def test_what_is_shown_and_counted(
     assert "the best of 3 trials" in printed
     assert cli.run(module.main, [*argv, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
+
+
+def test_a_users_own_data_folder_is_left_alone(module: Any, tmp_path: Path) -> None:
+    graph = load_dataset("family:20")
+    write_folder(load_dataset("family:21"), tmp_path / "data")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
+    settings = {**SMALL, "vary": {"dim": [4]}, "trials": 1, "quiet": True}
+    with pytest.raises(InputError, match=r"data: holds something else: wanted another folder"):
+        lightcake_fast.search(graph, out=tmp_path, **settings)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == before
+    assert lightcake_fast.search(graph, out=tmp_path / "new", **settings).best_params == {"dim": 4}
+
+
+def test_a_lock_that_a_killed_process_left(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = {**SMALL, "vary": {"dim": [4, 6]}, "sampler": "grid", "quiet": True}
+    lightcake_fast.search("family:20", out="s", **{**settings, "trials": 1})
+    (tmp_path / "s" / "study.journal.lock").symlink_to("s/study.journal")
+    assert len(lightcake_fast.search("family:20", out="s", **settings).trials) == 2
+
+
+def test_it_takes_what_training_takes(module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = load_dataset("family:60")
+    settings: dict[str, Any] = {**SMALL, "vary": {"dim": [4]}, "trials": 1, "quiet": True}
+    rows = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train]
+    (tmp_path / "all.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    file, shares = tmp_path / "all.tsv", (0.7, 0.2, 0.1)
+    found = lightcake_fast.search(file, out=tmp_path / "a", split=shares, data_dir=tmp_path, **settings)
+    listed = lightcake_fast.search(rows, out=tmp_path / "b", split=np.array(shares), **settings)
+    assert found.best_value == listed.best_value
+    for wrong, error, message in (
+        ({"split": shares}, InputError, "of a KnowledgeGraph"),
+        ({"epoch": 3}, TypeError, r"search\(\) has no setting 'epoch' \(did you mean epochs"),
+        ({"vary": ["lr"]}, InputError, "vary: got .*, wanted values to try by the name"),
+        ({"trials": 2.5}, InputError, "trials: got 2.5, wanted a whole number"),
+    ):
+        with pytest.raises(error, match=message):
+            lightcake_fast.search(graph, out=tmp_path / "c", **{**settings, **wrong})
