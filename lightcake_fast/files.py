@@ -47,6 +47,21 @@ def lock_folder(path: Path, what: str) -> int | None:
     return lock
 
 
+def check_no_file(path: Path, wanted: str) -> None:
+    """Check that a folder can be there: neither it nor one above it is a file.
+
+    Args:
+        path: The folder.
+        wanted: What it should be, for the message.
+
+    Raises:
+        InputError: A file is in its way.
+    """
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{place}: got a file, wanted {wanted}")
+
+
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Make or replace a file so that, whenever the process ends, the old or the new one is there whole.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lightcake_fast import cli
 from lightcake_fast.data import KnowledgeGraph, load_dataset, read_folder, write_folder
 from lightcake_fast.errors import DataWarning, DivergedError, InputError, counted
-from lightcake_fast.files import lock_folder, replace_text
+from lightcake_fast.files import check_no_file, lock_folder, replace_text
 from lightcake_fast.inference.result import History
 from lightcake_fast.models import takers
 from lightcake_fast.process import prepare_process
@@ -150,7 +150,7 @@ def _search(
         raise InputError(f"trials: got {trials!r}, wanted a whole number of at least 1")
     check_space(vary, sampler, settings)
     out = out.expanduser()
-    _check_folder(out)
+    check_no_file(out, "a folder")
     settings, graph = _with_dataset(data, settings, out)
     for point in itertools.islice(points(vary), 1):
         resolve({**settings, **point}, len(graph.train))
@@ -189,16 +189,9 @@ def _with_dataset(data: Any, settings: Mapping[str, Any], out: Path) -> tuple[di
     return settings, load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
 
 
-def _check_folder(path: Path) -> None:
-    """Raise where a folder cannot be made, for a file is in its way."""
-    for place in (path, *path.parents):
-        if place.exists() and not place.is_dir():
-            raise InputError(f"{place}: got a file, wanted a folder")
-
-
 def _keeps(graph: KnowledgeGraph, folder: Path) -> bool:
     """Whether a data set lies where the trials read it, whole."""
-    _check_folder(folder)
+    check_no_file(folder, "a folder")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DataWarning)

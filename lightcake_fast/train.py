@@ -104,17 +104,18 @@ def checked_settings(function: str, settings: Mapping[str, Any], data: Any) -> d
 
 
 def at_hand(data: Any, options: Mapping[str, Any]) -> KnowledgeGraph:
-    """A data set that is no file, from what `train` takes and `split` and `strip`, where they are given.
+    """A data set that is no file, from what `train` takes, with `split` and `strip` where they are not None.
 
     Raises:
         InputError: A graph is not what a reader would make, or has these options; see also
             `KnowledgeGraph.from_triples`.
     """
+    options = {name: value for name, value in options.items() if value is not None}
     if not isinstance(data, KnowledgeGraph):
         return KnowledgeGraph.from_triples(data, **options)
-    given = [name for name, value in options.items() if value is not None and value is not False]
-    if given:
-        raise InputError(f"{', '.join(given)}: of a KnowledgeGraph, which has its splits and names")
+    asked = [name for name, value in options.items() if value is not False]
+    if asked:
+        raise InputError(f"{', '.join(asked)}: of a KnowledgeGraph, which has its splits and names")
     check_readable(data)
     return data
 
@@ -159,7 +160,7 @@ def prepared(
     elif data is not None:
         options = {name: value for name, value in explicit.items() if name in ("split", "strip")}
         explicit = {name: value for name, value in explicit.items() if name not in options}
-        graph = at_hand(data, {name: value for name, value in options.items() if value is not None})
+        graph = at_hand(data, options)
     explicit = with_partition(explicit)
     if "resume" in explicit:
         run = _folder(world, lambda: RunFolder.open(Path(explicit["resume"]).expanduser()))

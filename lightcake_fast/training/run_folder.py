@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph, id_map, load_dataset, write_folder
 from lightcake_fast.errors import InputError
-from lightcake_fast.files import TEMPORARY, lock_folder, parse_json, replace_text
+from lightcake_fast.files import TEMPORARY, check_no_file, lock_folder, parse_json, replace_text
 from lightcake_fast.metrics import RankMetrics
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
@@ -115,9 +115,7 @@ class RunFolder:
         path = Path(config.out).expanduser() if config.out is not None else _free_path(config, name)
         if (path / CONFIG).exists():
             raise InputError(f"{path} holds a run: wanted a new folder (--resume {path} goes on with it)")
-        for place in (path, *path.parents):
-            if place.exists() and not place.is_dir():
-                raise InputError(f"{place}: got a file, wanted a new folder")
+        check_no_file(path, "a new folder")
         inside = f"data-{_readable(name)}"
         if data is not None:
             config = dataclasses.replace(config, dataset=str((path / inside).absolute()))
