@@ -9,14 +9,14 @@ from typing import Any, NoReturn
 import pytest
 import torch
 from pytest_benchmark.fixture import BenchmarkFixture
-from rich.console import Console
 
 from bench.measuring import DATA, DEVICES, found, machine, synchronise, timed
 from bench.report.measurements import NOT_RUN, Measurement, NotRun
-from bench.report.tables import as_rich, tables
+from bench.report.tables import print_table, tables
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.process import prepare_process
+from lightcake_fast.terminal import Console
 
 SECONDS = 0.5  # of rounds for one figure, at least one round and at most ten
 _NOT_RUN = pytest.StashKey[list[NotRun]]()
@@ -137,7 +137,6 @@ def pytest_terminal_summary(config: pytest.Config) -> None:
     entries = json.loads(json.dumps([bench.as_dict(include_data=False) for bench in benchmarks]))
     measurements = [Measurement.from_entry(entry) for entry in entries]
     left_out = config.stash[_NOT_RUN]
-    console = Console(width=None if Console().is_terminal else 160)
+    console = Console()
     for table in tables(measurements, left_out):
-        console.print()
-        console.print(as_rich(table))
+        print_table(console, table)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-
-from rich.table import Table as RichTable
+from textwrap import wrap
 
 from bench.report.measurements import Measurement, NotRun
+from lightcake_fast import terminal
 
 MODES = ("forward", "backward", "both", "replay")  # of a layer; a replay is both, as one CUDA graph
+_NAME = 12  # characters of a name in a line of a narrow terminal
 RGCN, EAGER = "rgcn", "lightcake eager"  # what the figures of a layer are divided by
 
 
@@ -36,20 +37,20 @@ def tables(measurements: Sequence[Measurement], left_out: Sequence[NotRun]) -> l
     for device in dict.fromkeys(m.device for m in measurements):
         here = [m for m in measurements if m.device == device]
         for kind, make in (
-            ("layer", _layer_table),
-            ("training", _training_table),
+            ("layer", _layer_tables),
+            ("training", _training_tables),
         ):
             of_kind = [m for m in here if m.kind == kind]
             # pytest runs data sets in no telling order: the smallest first
             of_kind.sort(key=lambda m: m.entities or 0)
             for data in dict.fromkeys(m.data for m in of_kind):
-                table = make([m for m in of_kind if m.data == data])
-                table.notes += [
+                found = make([m for m in of_kind if m.data == data])
+                found[0].notes += [
                     f"{n.model}: {n.reason}"
                     for n in left_out
                     if (n.kind, n.data, n.device) == (kind, data, device)
                 ]
-                made.append(table)
+                made += found
         for kind, whole in (("peers", _peers_table), ("scaling", _scaling_table)):
             of_kind = [m for m in here if m.kind == kind]
             made += [whole(of_kind)] if of_kind else []
@@ -68,30 +69,39 @@ def as_markdown(table: Table) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_rich(table: Table) -> RichTable:
-    """For a terminal."""
-    caption = "\n".join(table.notes) or None
-    shown = RichTable(title=table.title, caption=caption, caption_justify="left")
+def print_table(console: terminal.Console, table: Table) -> None:
+    """Show a table on a terminal, or whole in a file or a pipe."""
+    shown = terminal.Table(show_edge=False, pad_edge=False)
     for n, name in enumerate(table.header):
-        shown.add_column(name, justify="left" if n < table.text else "right", no_wrap=not n)
+        widest = max(len(row[n]) for row in table.rows)
+        if n < table.text:
+            shown.add_names(name, min(widest, _NAME))
+        else:
+            shown.add_figures("\n".join(wrap(name, max(widest, 1), break_long_words=False)), widest)
     for row in table.rows:
         shown.add_row(*row)
-    return shown
+    console.print()
+    console.print_table(table.title, shown)
+    for note in table.notes:
+        console.print(note, soft_wrap=True)
 
 
 def _line(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _layer_table(measurements: Sequence[Measurement]) -> Table:
-    """Models side by side, the fastest first: time, throughput, memory, parameters, over R-GCN and eager."""
+def _layer_tables(measurements: Sequence[Measurement]) -> list[Table]:
+    """Models by speed: their times, then memory and parameters, each over R-GCN and eager."""
     one = measurements[0]
     modes = [mode for mode in MODES if mode != "replay" or any(m.mode == mode for m in measurements)]
-    table = Table(
+    times = Table(
         f"One layer on {one.data}, {one.device}: {one.items:,} context triples, width {one.dim}",
         ["model", *(f"{mode} ms" for mode in modes), *_over("M triples/s"), "GB/s"],
     )
-    table.header += [*_over("peak MB"), *_over("parameters")]
+    sizes = Table(
+        f"Memory and parameters of one layer on {one.data}, {one.device}, width {one.dim}",
+        ["model", *_over("peak MB"), *_over("parameters")],
+    )
     both = {m.model: m for m in measurements if m.mode == "both"}
     models = dict.fromkeys(m.model for m in measurements)
     for model in sorted(models, key=lambda name: both[name].seconds if name in both else float("inf")):
@@ -99,18 +109,19 @@ def _layer_table(measurements: Sequence[Measurement]) -> Table:
         whole = both.get(model)
         row = [model, *(_milliseconds(seconds.get(mode)) for mode in modes)]
         if whole is None:
-            table.rows.append(row + [""] * (len(table.header) - len(row)))
+            times.rows.append(row + [""] * (len(times.header) - len(row)))
             continue
         row += [f"{whole.items_per_second / 1e6:.3g}", *_ratios(whole, both, lambda m: m.items_per_second)]
         row.append(f"{whole.gathered_bytes / whole.seconds / 1e9:.1f}" if whole.gathered_bytes else "")
-        row.append(_megabytes(whole.peak_bytes))
-        row += _ratios(whole, both, lambda m: m.peak_bytes)
-        row += [_count(whole.parameters), *_ratios(whole, both, lambda m: m.parameters)]
-        table.rows.append(row)
-    return table
+        times.rows.append(row)
+        if whole.peak_bytes is not None or whole.parameters is not None:
+            row = [model, _megabytes(whole.peak_bytes), *_ratios(whole, both, lambda m: m.peak_bytes)]
+            row += [_count(whole.parameters), *_ratios(whole, both, lambda m: m.parameters)]
+            sizes.rows.append(row)
+    return [times, sizes] if sizes.rows else [times]
 
 
-def _training_table(measurements: Sequence[Measurement]) -> Table:
+def _training_tables(measurements: Sequence[Measurement]) -> list[Table]:
     one = measurements[0]
     steps = [
         mode for mode in ("step", "replay") if mode == "step" or any(m.mode == mode for m in measurements)
@@ -143,7 +154,7 @@ def _training_table(measurements: Sequence[Measurement]) -> Table:
                 _count(some.parameters),
             ]
         )
-    return table
+    return [table]
 
 
 def _peers_table(measurements: Sequence[Measurement]) -> Table:

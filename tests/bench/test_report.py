@@ -1,5 +1,6 @@
 """The report on a benchmark run: exact for a fixed file, one line for a broken one."""
 
+import io
 import json
 import os
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 from bench.report import figures
 from bench.report.__main__ import main
 from bench.report.measurements import Measurement, NotRun, read_results
-from bench.report.tables import as_rich, tables
+from bench.report.tables import print_table, tables
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
+from lightcake_fast.terminal import Console
 
 MACHINE = {
     "device": "cpu",
@@ -86,15 +88,22 @@ Times are those of the fastest round; ratios are to the row of R-GCN (`rgcn`) an
 
 ## One layer on toy, cpu: 2,000 context triples, width 256
 
-| model | forward ms | backward ms | both ms | M triples/s | / R-GCN | / eager | GB/s | peak MB | / R-GCN \
-| / eager | parameters | / R-GCN | / eager |
-|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|
-| lightcake | 0.5 | 1.5 | 2 | 1 | 10x | 75x | 3.0 | 1.0 | 0.25x | 0.05x | 1,500,000 | 0.25x | 1x |
-| rgcn |  |  | 20 | 0.1 | 1x | 7.5x |  | 4.0 | 1x | 0.2x | 6,000,000 | 1x | 4x |
-| lightcake eager |  |  | 150 | 0.0133 | 0.13x | 1x |  | 20.0 | 5x | 1x | 1,500,000 | 0.25x | 1x |
-| gather | 0.1 |  |  |  |  |  |  |  |  |  |  |  |  |
+| model | forward ms | backward ms | both ms | M triples/s | / R-GCN | / eager | GB/s |
+|---|---:|---:|---:|---:|---:|---:|---:|
+| lightcake | 0.5 | 1.5 | 2 | 1 | 10x | 75x | 3.0 |
+| rgcn |  |  | 20 | 0.1 | 1x | 7.5x |  |
+| lightcake eager |  |  | 150 | 0.0133 | 0.13x | 1x |  |
+| gather | 0.1 |  |  |  |  |  |  |
 
 - PyG: does not fit
+
+## Memory and parameters of one layer on toy, cpu, width 256
+
+| model | peak MB | / R-GCN | / eager | parameters | / R-GCN | / eager |
+|---|---:|---:|---:|---:|---:|---:|
+| lightcake | 1.0 | 0.25x | 0.05x | 1,500,000 | 0.25x | 1x |
+| rgcn | 4.0 | 1x | 0.2x | 6,000,000 | 1x | 4x |
+| lightcake eager | 20.0 | 5x | 1x | 1,500,000 | 0.25x | 1x |
 
 ## Training on toy, cpu, width 64
 
@@ -179,8 +188,8 @@ def test_devices_have_tables_of_their_own() -> None:
         for one in results()["benchmarks"]
     ]
     titles = [table.title for table in tables(made, [])]
-    assert len(titles) == 10
-    assert [title.replace("cpu", "cuda") for title in titles[:5]] == titles[5:]
+    assert len(titles) == 12
+    assert [title.replace("cpu", "cuda") for title in titles[:6]] == titles[6:]
 
 
 def test_data_sets_come_by_size_and_models_by_speed() -> None:
@@ -200,13 +209,29 @@ def test_data_sets_come_by_size_and_models_by_speed() -> None:
     assert [row[0] for row in big.rows] == ["lightcake", "rgcn"]
 
 
-def test_terminal_and_markdown_show_the_same_cells() -> None:
-    table = tables([Measurement.from_entry(one) for one in results()["benchmarks"]], [])[0]
-    shown = as_rich(table)
-    assert [column.header for column in shown.columns] == table.header
-    assert [list(column.cells) for column in shown.columns] == [
-        list(c) for c in zip(*table.rows, strict=True)
-    ]
+@pytest.mark.parametrize("width", [None, 80])
+def test_a_terminal_and_a_pipe_show_every_cell(width: int | None) -> None:
+    found = results()
+    names = {"lightcake": "lightcake bfloat16 rows"}
+    for one in found["benchmarks"]:
+        info = one["extra_info"]
+        info["model"] = names.get(info["model"], info["model"])
+        info["parameters"] = 42_431_232
+    text = io.StringIO()
+    terminal: dict[str, Any] = {"force_terminal": True, "color_system": None, "width": width}
+    console = Console(file=text, **(terminal if width else {}))
+    made = tables([Measurement.from_entry(one) for one in found["benchmarks"]], [])
+    for table in made:
+        print_table(console, table)
+    lines = text.getvalue().splitlines()
+    for table in made:
+        for row in table.rows:
+            figures = [cell for cell in row[table.text :] if cell]
+            assert any(all(f" {cell} " in f"{line} " for cell in figures) for line in lines), row
+        assert table.title in text.getvalue()
+    assert "…" not in text.getvalue()
+    if width:
+        assert max(len(line) for line in lines if "│" in line) <= width
 
 
 def test_without_matplotlib_one_line_says_how_to_get_it(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
