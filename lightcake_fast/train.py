@@ -22,7 +22,7 @@ from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import Callback, train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
-from lightcake_fast.training.run_folder import CONFIG, RunFolder
+from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import flushed_denormals
 from lightcake_fast.training.settings_file import read_settings
 from lightcake_fast.training.sharded import load_share, with_partition
@@ -129,19 +129,26 @@ def _train(
     *,
     kept: bool = True,
     world: World | None = None,
+    begun: bool = False,
 ) -> TrainingResult:
     """Train what the settings `explicit` describe, in a run folder that is `kept` or not.
 
-    With a `world` that torchrun started, this process has a share of the data set.
+    With a `world` that torchrun started, this process has a share of the data set. With `begun`, the run may
+    have been: it goes on.
     """
-    config, data, run = prepared(data, explicit, kept=kept, world=world)
+    config, data, run = prepared(data, explicit, kept=kept, world=world, begun=begun)
     with run:
         train_to_end(config, data, run, reporter, interrupt, tuple(callbacks))
     return TrainingResult.of(run, data)
 
 
 def prepared(
-    data: Any, explicit: Mapping[str, Any], *, kept: bool = True, world: World | None = None
+    data: Any,
+    explicit: Mapping[str, Any],
+    *,
+    kept: bool = True,
+    world: World | None = None,
+    begun: bool = False,
 ) -> tuple[TrainingConfig, Any, RunFolder]:
     """What a training starts from: configuration, data set and run folder, new or to go on with.
 
@@ -150,6 +157,7 @@ def prepared(
         explicit: The settings given.
         kept: Whether the run folder stays.
         world: All processes that torchrun started, of which this one gets a share of the data set.
+        begun: Go on with a run of the same settings where their folder holds one.
 
     Raises:
         InputError: See `train`.
@@ -176,7 +184,8 @@ def prepared(
         data = _loaded(config, world)
         config = resolve(explicit, data.num_train).anchored()
         check(config, data)
-        run = _folder(world, lambda: RunFolder.create(config, data.name, kept=kept))
+        make = RunFolder.create_or_open if begun else RunFolder.create
+        run = _folder(world, lambda: make(config, data.name, kept=kept))
     return config, data, run
 
 
@@ -215,7 +224,8 @@ def make_parser() -> cli.ArgumentParser:
         "--seeds",
         metavar="S,S,...",
         type=_seeds,
-        help="train once with each seed, in DIR/seed-S with --out DIR; print mean and deviation",
+        help="train once with each seed, in DIR/seed-S with --out DIR, and print mean and deviation; after a "
+        "stop the same command goes on",
     )
     return parser
 
@@ -248,13 +258,14 @@ def main(argv: Sequence[str]) -> int:
     if file is not None:
         explicit = {**read_settings(file.expanduser()), **explicit}
     quiet = explicit.get("quiet", False)
-    runs = _with_seeds(explicit, seeds)  # before any process makes a folder
+    runs = _with_seeds(explicit, seeds)  # in one order: no process has made a folder yet
     with joined() as world, Interrupt() as interrupt:
         console = None if world is None or world.first else Console(quiet=True)
         if console is not None:
             warnings.simplefilter("ignore", DataWarning)  # the first process tells
         summaries = [
-            _train(None, each, Reporter(quiet, console), interrupt, world=world).summary for each in runs
+            _train(None, each, Reporter(quiet, console), interrupt, world=world, begun=bool(seeds)).summary
+            for each in runs
         ]
         interrupt.leave()
     if seeds is not None:
@@ -263,16 +274,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_seeds(explicit: Mapping[str, Any], seeds: Sequence[int] | None) -> Sequence[Mapping[str, Any]]:
-    """The settings of each run, none of which is there yet."""
+    """The settings of each run, first of those that were begun: other settings are found at once."""
     if seeds is None:
         return [explicit]
-    runs = []
-    for seed in seeds:
-        place = {"out": str(Path(explicit["out"]) / f"seed-{seed}")} if "out" in explicit else {}
-        if place and (Path(place["out"]).expanduser() / CONFIG).exists():
-            raise InputError(f"{place['out']} holds a run: wanted a new folder")
-        runs.append({**explicit, **place, "seed": seed})
-    return runs
+    if "out" not in explicit:
+        return [{**explicit, "seed": seed} for seed in seeds]
+    out = Path(explicit["out"])
+    runs = [{**explicit, "out": str(out / f"seed-{seed}"), "seed": seed} for seed in seeds]
+    return sorted(runs, key=lambda run: not RunFolder.is_at(Path(run["out"])))
 
 
 if __name__ == "__main__":

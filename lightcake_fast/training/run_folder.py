@@ -35,6 +35,7 @@ FINGERPRINT = "dataset.sha256"
 METRICS = "metrics.jsonl"
 LAST = "last"
 BEST = "best"
+_DATA = "data-"  # and its name: a folder of data that lay in no file
 RESULTS = "results.json"
 _LEFTOVER = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}")  # as `replace_file` names them
 RESULT_FIELDS = {
@@ -113,10 +114,10 @@ class RunFolder:
             InputError: The folder holds a run, or is a file.
         """
         path = Path(config.out).expanduser() if config.out is not None else _free_path(config, name)
-        if (path / CONFIG).exists():
+        if cls.is_at(path):
             raise InputError(f"{path} holds a run: wanted a new folder (--resume {path} goes on with it)")
         check_no_file(path, "a new folder")
-        inside = f"data-{_readable(name)}"
+        inside = _DATA + _readable(name)
         if data is not None:
             config = dataclasses.replace(config, dataset=str((path / inside).absolute()))
 
@@ -145,6 +146,28 @@ class RunFolder:
                 error.errno, f"cannot be made ({os.strerror(error.errno or 0)})", str(path)
             ) from error
         return cls(path, config, kept)
+
+    @classmethod
+    def create_or_open(cls, config: TrainingConfig, name: str, *, kept: bool = True) -> "RunFolder":
+        """The folder of a run: that of one with the same settings, if `config.out` holds it, else a new one.
+
+        Raises:
+            InputError: It holds a run of other settings; see also `create` and `open`.
+        """
+        if config.out is None or not cls.is_at(Path(config.out)):
+            return cls.create(config, name, kept=kept)
+        run = cls.open(Path(config.out).expanduser())
+        before = run.config.fixed()
+        for setting, value in config.fixed().items():
+            if before[setting] != value:
+                found = f"{run.path} holds a run with {setting} {before[setting]}, got {value}"
+                raise InputError(f"{found}: wanted the same, or another folder")
+        return run
+
+    @staticmethod
+    def is_at(path: Path) -> bool:
+        """Whether a folder is that of a run."""
+        return (path.expanduser() / CONFIG).exists()
 
     @classmethod
     def open(cls, path: Path) -> "RunFolder":
@@ -199,14 +222,23 @@ class RunFolder:
         """
         place = config.dataset
         if place == self.config.dataset and not Path(place).exists() and dataset_key(place) is None:
-            own = self.path / Path(place).name  # data at hand lie in the run's own folder, wherever that is
-            if not own.is_dir():
+            # data at hand lie in the run's own folder, or in that of its search, wherever these are
+            found = [folder for folder in self._own(Path(place).name) if folder.is_dir()]
+            if not found:
                 raise InputError(
                     f"{self.path}: its data set was {place}, which is not there now: "
                     "wanted its new place, with --dataset"
                 )
-            place = str(own)
-        return load_dataset(place, config.data_dir, split=config.split, strip=config.strip)
+            place = str(found[0])
+        data = load_dataset(place, config.data_dir, split=config.split, strip=config.strip)
+        if data.name.startswith(_DATA) and Path(place) == self._own(data.name)[0]:
+            return dataclasses.replace(data, name=data.name.removeprefix(_DATA))
+        return data
+
+    def _own(self, name: str) -> tuple[Path, Path]:
+        """Where data of this name lie that were at hand: beside the run's files, or its search's."""
+        path = self.path.expanduser().absolute()
+        return path / name, path.parent / name
 
     def update(self, config: TrainingConfig) -> None:
         """Save the configuration of a run that goes on with other flags."""

@@ -18,7 +18,8 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.inference.result import TrainingResult
 from lightcake_fast.train import main
 from lightcake_fast.training.experiment import Experiment
-from tests.support.training_runs import without_times
+from lightcake_fast.training.loop import Trainer
+from tests.support.training_runs import assert_equal_runs, without_times
 
 SIZES = {"dim": 6, "layers": 1, "batch_size": 64, "epochs": 2, "backend": "reference"}
 SMALL: dict[str, Any] = {**SIZES, "quiet": True}
@@ -272,11 +273,15 @@ def test_a_callback_may_change_what_it_gets(tmp_path: Path) -> None:
     assert all(record["valid"]["all"]["mrr"] for record in result.history)
 
 
-def test_a_run_with_its_own_data_may_be_moved(tmp_path: Path) -> None:
+def test_a_run_with_its_own_data_may_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = lightcake_fast.train(hand_made(), out=tmp_path / "run", **SMALL)
+    assert lightcake_fast.load(tmp_path / "run").data.name == "my-graph-1"  # its name as that of a file
     (tmp_path / "run").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    assert lightcake_fast.load("moved").data.name == "my-graph-1"
     assert lightcake_fast.load(tmp_path / "moved").evaluate("test") == result.metrics
-    assert lightcake_fast.train(resume=tmp_path / "moved", epochs=3, quiet=True).summary["epochs"] == 3
+    summary = lightcake_fast.train(resume=tmp_path / "moved", epochs=3, quiet=True).summary
+    assert (summary["epochs"], summary["dataset"]) == (3, "my-graph-1")
 
 
 def test_a_name_that_begins_like_a_file(tmp_path: Path) -> None:
@@ -289,8 +294,40 @@ def test_a_name_that_begins_like_a_file(tmp_path: Path) -> None:
     assert lightcake_fast.load(tmp_path / "run").evaluate("test") == result.metrics
 
 
-def test_seeds_are_all_new_before_the_first_is_trained(tmp_path: Path) -> None:
-    assert main([*FLAGS, "--dataset", "family:60", "--seed", "1", "--out", str(tmp_path / "seed-1")]) == 0
-    assert cli.run(main, [*FLAGS, "--dataset", "family:60", "--seeds", "0,1", "--out", str(tmp_path)]) == 2
+def test_many_seeds_go_on_after_a_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(trainer: Any, split: str) -> Any:
+        if list(tmp_path.glob("cut/seed-1/best.safetensors")):
+            raise KeyboardInterrupt
+        return evaluate(trainer, split)
+
+    argv = [*FLAGS, "--dataset", "family:60", "--epochs", "2", "--seeds", "0,1,2", "--out"]
+    assert cli.run(main, [*argv, str(tmp_path / "whole")]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    evaluate = Trainer.evaluate
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "evaluate", stop)
+        assert cli.run(main, [*argv, str(tmp_path / "cut")]) == 130
+    begun = {path.name: (path / "results.json").exists() for path in (tmp_path / "cut").iterdir()}
+    assert begun == {"seed-0": True, "seed-1": False}
+    finished = (tmp_path / "cut" / "seed-0" / "results.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert cli.run(main, [*argv, str(tmp_path / "cut")]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == shown[-2:]
+    assert (tmp_path / "cut" / "seed-0" / "results.json").stat().st_mtime_ns == finished
+    for seed in range(3):
+        assert_equal_runs(tmp_path / "cut" / f"seed-{seed}", tmp_path / "whole" / f"seed-{seed}")
+
+
+def test_many_seeds_go_on_with_their_own_settings_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*FLAGS, "--dataset", "family:60", "--out"]
+    assert cli.run(main, [*argv, str(tmp_path / "seed-1"), "--seed", "1"]) == 0
+    assert cli.run(main, [*argv, str(tmp_path), "--seeds", "0,1", "--lr", "0.5"]) == 2
+    assert "seed-1 holds a run with lr 0.01, got 0.5: wanted the same, or another folder" in (
+        capsys.readouterr().err
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["seed-1"]
     assert cli.run(main, [*FLAGS, "--seeds", "01,1"]) == 2
