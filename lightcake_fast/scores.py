@@ -52,7 +52,7 @@ def register_score(name: str, score: Any, *, replace: bool = False) -> None:
     """
     if not _NAME.fullmatch(name):
         raise InputError(f"name: got {name!r}, wanted letters, digits, '_', '-' and '.', or MODULE:NAME")
-    if _BLOCKS.get(name, SCORES.get(name)) is score:
+    if score is not None and _BLOCKS.get(name, SCORES.get(name)) is score:
         return
     if name in (*_BLOCKS, *BUILT_IN):
         taken = ", ".join(SCORES)

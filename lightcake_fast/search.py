@@ -151,6 +151,7 @@ def _search(
     check_space(vary, sampler, settings)
     out = out.expanduser()
     check_no_file(out, "a folder")
+    own_data = data is not None and not isinstance(data, str | Path)
     settings, graph = _with_dataset(data, settings, out)
     for point in itertools.islice(points(vary), 1):
         resolve({**settings, **point}, len(graph.train))
@@ -158,11 +159,12 @@ def _search(
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out), quiet(optuna):
         study = open_study(optuna, out, sampler, prune, mixed_seed(settings.get("seed", 0)))
-        counting = {name: value for name, value in settings.items() if name != "quiet"}
+        passing = ("quiet", "dataset") if own_data else ("quiet",)  # the folder may have been moved
+        counting = {name: value for name, value in settings.items() if name not in passing}
         asked = {"settings": counting, "vary": vary, "sampler": sampler, "data": graph.fingerprint}
         asked = json.loads(json.dumps(asked))
         check_asked(study, out, asked)
-        kept = data is None or isinstance(data, str | Path) or _keeps(graph, out / "data")
+        kept = not own_data or _keeps(graph, out / "data")
         if not (kept or "asked" in study.user_attrs) and any((out / "data").glob("*")):
             raise InputError(f"{out / 'data'}: holds something else: wanted another folder for the search")
         study.set_user_attr("asked", asked)
@@ -296,9 +298,11 @@ def _conclude(study: "Study", out: Path, settings: Mapping[str, Any], console: C
     found = {name: value for name, value in {**settings, **best[0].params}.items() if name in saved}
     replace_text(out / BEST, json.dumps(found, indent=2) + "\n")
     first = out / best[0].user_attrs["folder"]
+    score = str(found.get("score"))
+    allowed = f" --score {score}" if named_by_module(score) else ""  # code runs for whoever types it
     for line in (
-        f"test the best: python -m lightcake_fast.train --resume {first}",
-        f"train with its settings: python -m lightcake_fast.train --config {out / BEST}",
+        f"test the best: python -m lightcake_fast.train --resume {first}{allowed}",
+        f"train with its settings: python -m lightcake_fast.train --config {out / BEST}{allowed}",
     ):
         console.print(cli.as_typed(line), soft_wrap=True)
 

@@ -5,6 +5,7 @@ lightcake_fast.train("ddb14", callbacks=to_tensorboard("logs/ddb14"))
 
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from lightcake_fast.errors import InputError
@@ -12,13 +13,13 @@ from lightcake_fast.errors import InputError
 Callback = Callable[[dict[str, Any]], None]
 
 
-def to_tensorboard(folder: str) -> Callback:
+def to_tensorboard(folder: str | Path) -> Callback:
     """A callback that writes event files into a folder, which `tensorboard --logdir` shows as they grow.
 
     Raises:
         InputError: tensorboard is missing.
     """
-    writer = _imported("tensorboard", "torch.utils.tensorboard").SummaryWriter(folder)
+    writer = _imported("tensorboard", "torch.utils.tensorboard").SummaryWriter(Path(folder).expanduser())
 
     def write(record: dict[str, Any]) -> None:
         for name, value in figures(record).items():

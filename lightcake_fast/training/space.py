@@ -67,6 +67,8 @@ def _check_values(name: str, values: Values, flag: Flag, kind: str) -> None:
         len(values) != 2 or kind not in ("int", "float") or not values[0] < values[1]
     ):
         raise InputError(f"vary: got {name}={values!r}, wanted a number and a higher one")
+    if len(set(values)) < len(values):
+        raise InputError(f"vary: got {name}={values!r}, wanted each value once")
 
 
 def points(vary: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
@@ -105,6 +107,8 @@ def parse_vary(words: Sequence[str]) -> dict[str, Values]:
             ]
         except ValueError as error:
             raise InputError(f"--vary: got {word!r}: {error}") from error
+        if name in vary:
+            raise InputError(f"--vary: got {name} twice, wanted all its values in one place")
         vary[name] = tuple(values) if ".." in text else values
     return vary
 

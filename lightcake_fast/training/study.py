@@ -23,14 +23,24 @@ WEIGHTLESS = ("seed", "epochs", "patience")  # and of these, or of any float, do
 
 
 def open_study(optuna: Any, out: Path, sampler: str, prune: bool, seed: int) -> "Study":
-    """The study of the folder, new or to go on with."""
+    """The study of the folder, new or to go on with.
+
+    Raises:
+        InputError: Its journal is damaged.
+    """
     journal = (out / STUDY).absolute()
     _cut_to_lines(journal)
     journal.with_name(f"{STUDY}.lock").unlink(missing_ok=True)  # of a killed process: the folder is locked
-    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
-    study: Study = optuna.create_study(
-        study_name="search", storage=storage, direction="maximize", load_if_exists=True
-    )
+    try:
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
+        study: Study = optuna.create_study(
+            study_name="search", storage=storage, direction="maximize", load_if_exists=True
+        )
+    except (ValueError, TypeError, LookupError, AssertionError) as error:  # whatever its lines lead Optuna to
+        cause = str(error).splitlines() or [type(error).__name__]
+        raise InputError(
+            f"{journal}: damaged: {cause[0]} (with it removed, the search begins anew)"
+        ) from error
     seed = mixed_seed(seed, len(study.trials))  # going on draws anew, and not the first draws again
     samplers = optuna.samplers
     study.sampler = samplers.TPESampler(seed=seed) if sampler == "tpe" else samplers.RandomSampler(seed=seed)

@@ -156,6 +156,11 @@ def test_wrong_scores_are_refused(change: dict[str, Any], message: str) -> None:
         register_score("wrong", Score(**given))
 
 
+def test_nothing_is_no_score() -> None:
+    with pytest.raises(InputError, match=r"^score 'wrong': columns: got None, wanted 1 or 2"):
+        register_score("wrong", None)
+
+
 def test_a_width_that_is_no_multiple_is_refused() -> None:
     x, y, graph, _ = layer_inputs("degrees", 5, torch.float32)
     for backend in ("numba", "reference"):

@@ -1,7 +1,9 @@
 """A score of the user's own, by `--score MODULE:NAME`: trained, resumed and asked, run only when named."""
 
+import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from lightcake_fast import evaluate, predict
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.scores import SCORES as BLOCKS
 from lightcake_fast.reference.scores import SCORES
+from lightcake_fast.train import main as train
 from tests.support.training_runs import assert_equal_runs, resume, run
 
 pytestmark = pytest.mark.usefixtures("registry")
@@ -90,6 +93,20 @@ def test_python_imports_the_score_that_it_is_given() -> None:
     result = lightcake_fast.train("family:60", score="turns_of_mine:TURN", **size)
     assert result.summary["model"] == "lightcake-turns_of_mine:TURN"
     assert "turns_of_mine:TURN" in SCORES
+
+
+def test_what_a_search_says_to_type_next_can_be_typed(
+    peer: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    peer("optuna")
+    search = importlib.import_module("lightcake_fast.search")
+    argv = ["--dataset", "family:20", "--dim", "6", "--layers", "1", "--vary", "lr=.01", "--sampler", "grid"]
+    search.main([*argv, "--score", "turns_of_mine:TURN", "--epochs", "1", "--out", "found"])
+    typed = [line.split(" -m lightcake_fast.train ")[1] for line in capsys.readouterr().out.splitlines()[-2:]]
+    for flags in typed:
+        forget()
+        assert train([*flags.split(), "--quiet"]) == 0
+        assert "MRR" in capsys.readouterr().out
 
 
 def test_a_run_keeps_its_score() -> None:

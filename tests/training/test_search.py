@@ -200,6 +200,8 @@ def test_two_processes_do_not_share_a_search(
         (["--vary", "links=yes"], "wanted true or false, not 'yes'"),
         (["--vary", "score=distmult,best"], "vary: got score='best', wanted one of distmult"),
         (["--vary", "lr=nan"], "wanted a number, not 'nan'"),
+        (["--vary", "lr=.1", "lr=.2"], "--vary: got lr twice, wanted all its values in one place"),
+        (["--vary", "lr=.1,0.1"], "vary: got lr=[0.1, 0.1], wanted each value once"),
         (["--vary", "dim=4", "--dim", "4"], "dim: got a value and values to try"),
         (["--vary", "lr=0.1..1", "--sampler", "grid"], "got a range for lr, wanted values"),
         (["--vary", "dim=4", "--trials", "0"], "trials: got 0, wanted a whole number of at least 1"),

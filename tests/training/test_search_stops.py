@@ -215,6 +215,37 @@ def test_a_users_own_data_folder_is_left_alone(module: Any, tmp_path: Path) -> N
     assert lightcake_fast.search(graph, out=tmp_path / "new", **settings).best_params == {"dim": 4}
 
 
+def test_a_search_with_its_own_data_may_be_moved(module: Any, tmp_path: Path) -> None:
+    def cut(config: Any, data: Any, run: Any, *more: Any, **options: Any) -> float:
+        train_to_end(config, data, run, *more, **options)
+        raise KeyboardInterrupt
+
+    graph, train_to_end = load_dataset("family:20"), module.train_to_end
+    settings = {**SMALL, "vary": {"dim": [4, 6]}, "sampler": "grid", "quiet": True}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "train_to_end", cut)
+        with pytest.raises(KeyboardInterrupt):
+            lightcake_fast.search(graph, out=tmp_path / "before", **settings)
+    (tmp_path / "before").rename(tmp_path / "after")
+    study = lightcake_fast.search(graph, out=tmp_path / "after", **settings)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "COMPLETE", "COMPLETE"]
+    best = json.loads((tmp_path / "after" / "best.json").read_text())
+    assert best["dataset"] == str(tmp_path / "after" / "data")
+    (tmp_path / "after").rename(tmp_path / "again")
+    assert lightcake_fast.train(resume=tmp_path / "again" / "trial-000", quiet=True).metrics.all.mrr
+
+
+def test_a_journal_that_is_damaged(module: Any, tmp_path: Path) -> None:
+    settings = {**SMALL, "vary": {"dim": [4]}, "trials": 1, "quiet": True}
+    lightcake_fast.search("family:20", out=tmp_path, **settings)
+    journal = tmp_path / "study.journal"
+    lines = journal.read_text().splitlines(keepends=True)
+    for damage in ("{\n", "[]\n", "{}\n", '{"op_code": 99, "worker_id": "a"}\n', "\xff\n"):
+        journal.write_text("".join([*lines[:2], damage, *lines[2:]]), encoding="latin-1")
+        with pytest.raises(InputError, match=rf"{journal}: damaged: .* \(with it removed, "):
+            lightcake_fast.search("family:20", out=tmp_path, **settings)
+
+
 def test_a_lock_that_a_killed_process_left(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,10 +25,13 @@ def trained(*callbacks: Callable[[dict[str, Any]], object], **settings: Any) -> 
     return lightcake_fast.train("family:60", callbacks=callbacks, quiet=True, **{**SMALL, **settings})
 
 
-def test_tensorboard_has_each_epoch(tmp_path: Path, peer: Callable[[str], Any]) -> None:
+def test_tensorboard_has_each_epoch(
+    tmp_path: Path, peer: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader = peer("tensorboard.backend.event_processing.event_accumulator")
-    result = trained(trackers.to_tensorboard(str(tmp_path)))
-    events = reader.EventAccumulator(str(tmp_path)).Reload()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = trained(trackers.to_tensorboard("~/logs"))
+    events = reader.EventAccumulator(str(tmp_path / "logs")).Reload()
     for name in ("loss", "valid/all/mrr", "seconds"):
         found = {event.step: event.value for event in events.Scalars(name)}
         wanted = {record["epoch"]: trackers.figures(record)[name] for record in result.history}
