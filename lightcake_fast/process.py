@@ -38,9 +38,10 @@ def prepare_process() -> None:
     The commands do it for themselves, an import never does. Threads of PyTorch's OpenMP sleep when they
     have no work: by default they spin for a while, beside the threads of the fused passes. Freed memory is
     kept for the next step, in huge pages: an `[N, d]` table that goes back to the system after each use
-    costs a page fault for every 4 KB, a third of a layer's time on WN18RR. Tensors beyond 129 MiB go back,
-    for of these holes would be left that nothing fits. Denormals, to which decayed weights sink and which
-    are several times slower, are flushed, also in the threads that this one starts.
+    costs a page fault for every 4 KB, a third of a layer's time on WN18RR. Of tensors beyond 129 MiB, which
+    would leave holes that nothing fits, layers' results alone are kept, each for one of its size. Denormals,
+    to which decayed weights sink and which are several times slower, are flushed, also in the threads that
+    this one starts.
 
     Warns:
         RuntimeWarning: PyTorch is loaded already and OpenMP's threads spin.
@@ -59,4 +60,7 @@ def prepare_process() -> None:
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     import torch  # now that the environment is set
 
+    from lightcake_fast.kernels.cpu_memory import keep_results
+
+    keep_results(_KEPT_BELOW)
     torch.set_flush_denormal(True)

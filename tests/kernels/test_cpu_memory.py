@@ -1,0 +1,89 @@
+"""Memory that results of the CPU's passes leave to the next ones: never while they are read."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from lightcake_fast.kernels import cpu_memory
+from tests.support.comparison import assert_bitwise_equal
+from tests.support.graphs import layer_inputs, layer_results
+
+LIKE = torch.empty(0)
+
+
+@pytest.fixture
+def kept() -> Iterator[None]:
+    """Results of every size are kept."""
+    cpu_memory.keep_results(1)
+    yield
+    cpu_memory.keep_results(float("inf"))
+
+
+@pytest.mark.usefixtures("kept")
+def test_memory_is_used_again_when_nothing_reads_it() -> None:
+    first = cpu_memory.empty(LIKE, 8, 3)
+    place, part = first.data_ptr(), first[2:]
+    del first
+    assert cpu_memory.empty(LIKE, 8, 3).data_ptr() != place  # a part of it is read
+    part.fill_(7)
+    del part
+    again = [cpu_memory.empty(LIKE.double(), 12) for _ in range(2)]  # as many bytes
+    assert place in [tensor.data_ptr() for tensor in again]
+    assert [tensor.dtype for tensor in again] == [torch.float64] * 2
+    assert [tensor.shape for tensor in again] == [(12,)] * 2
+
+
+@pytest.mark.usefixtures("kept")
+def test_sizes_that_vary_keep_nothing() -> None:
+    places = set()
+    for rows in range(1, 9):
+        cpu_memory.empty(LIKE, rows)
+        places |= {block.data_ptr() for blocks in cpu_memory._idle.values() for block in blocks}
+        assert sum(map(len, cpu_memory._idle.values())) == 1
+    assert places
+    assert cpu_memory.empty(LIKE, 0, 5).shape == (0, 5)
+
+
+def test_nothing_is_kept_unasked() -> None:
+    cpu_memory.empty(LIKE, 1 << 20)
+    assert not cpu_memory._idle
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("options", [{}, {"score": "transe", "residual": False}, {"rows": "bfloat16"}])
+def test_layers_are_the_same_and_leave_earlier_ones_alone(options: dict[str, Any]) -> None:
+    cases = [layer_inputs("degrees", 5, torch.float32, seed=seed) for seed in range(3)] * 2
+    found = [layer_results(x, y, graph, mask=mask, **options) for x, y, graph, mask in cases]
+    with ThreadPoolExecutor(3) as threads:
+        found += threads.map(lambda case: layer_results(*case[:3], mask=case[3], **options), cases)
+    cpu_memory.keep_results(float("inf"))
+    expected = [layer_results(x, y, graph, mask=mask, **options) for x, y, graph, mask in cases]
+    for actual, wanted in zip(found, [*expected, *expected], strict=True):
+        for name, tensor in wanted.items():
+            assert_bitwise_equal(actual[name], tensor, name=name)
+
+
+PREPARED = """
+import lightcake_fast
+lightcake_fast.prepare_process()
+import torch
+from lightcake_fast import ContextGraph, context_layer
+graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]]), 140_000, 1)
+x, y = torch.rand(140_000, 256), torch.rand(2, 256)
+places = []
+for step in range(4):
+    new, _ = context_layer(x, y, graph)
+    places.append(new.data_ptr())
+    del new
+print(len(set(places)))
+"""
+
+
+def test_a_prepared_process_keeps_big_results() -> None:
+    done = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True)
+    assert done.stdout == "1\n"
