@@ -64,3 +64,11 @@ def prepare_process() -> None:
 
     keep_results(_KEPT_BELOW)
     torch.set_flush_denormal(True)
+
+
+def release_memory() -> None:
+    """Give back to the system what a prepared process keeps of layers' results that are gone."""
+    if "lightcake_fast.kernels.cpu_memory" in sys.modules:
+        from lightcake_fast.kernels.cpu_memory import release_results
+
+        release_results()

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shlex
 import sys
 import time
 import warnings
@@ -33,6 +34,7 @@ from lightcake_fast.training.study import (
     ENDED,
     TRIALS,
     check_asked,
+    counting,
     enqueue,
     free_name,
     open_study,
@@ -159,10 +161,8 @@ def _search(
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out), quiet(optuna):
         study = open_study(optuna, out, sampler, prune, mixed_seed(settings.get("seed", 0)))
-        passing = ("quiet", "dataset") if own_data else ("quiet",)  # the folder may have been moved
-        counting = {name: value for name, value in settings.items() if name not in passing}
-        asked = {"settings": counting, "vary": vary, "sampler": sampler, "data": graph.fingerprint}
-        asked = json.loads(json.dumps(asked))
+        asked: dict[str, Any] = {"settings": counting(settings, out), "vary": vary, "sampler": sampler}
+        asked = json.loads(json.dumps({**asked, "data": graph.fingerprint}))
         check_asked(study, out, asked)
         kept = not own_data or _keeps(graph, out / "data")
         if not (kept or "asked" in study.user_attrs) and any((out / "data").glob("*")):
@@ -297,12 +297,12 @@ def _conclude(study: "Study", out: Path, settings: Mapping[str, Any], console: C
     saved = {field.name for field, flag, _ in fields() if flag.saved}
     found = {name: value for name, value in {**settings, **best[0].params}.items() if name in saved}
     replace_text(out / BEST, json.dumps(found, indent=2) + "\n")
-    first = out / best[0].user_attrs["folder"]
+    first, config = (shlex.quote(str(out / name)) for name in (best[0].user_attrs["folder"], BEST))
     score = str(found.get("score"))
     allowed = f" --score {score}" if named_by_module(score) else ""  # code runs for whoever types it
     for line in (
         f"test the best: python -m lightcake_fast.train --resume {first}{allowed}",
-        f"train with its settings: python -m lightcake_fast.train --config {out / BEST}{allowed}",
+        f"train with its settings: python -m lightcake_fast.train --config {config}{allowed}",
     ):
         console.print(cli.as_typed(line), soft_wrap=True)
 
@@ -326,6 +326,7 @@ def make_parser() -> cli.ArgumentParser:
     own.add_argument(
         "--vary",
         nargs="+",
+        action="extend",
         metavar="NAME=VALUES",
         help="settings to try, NAME=A,B,C or NAME=LOW..HIGH (default: width, layers, step size, l2 and "
         "dropout; for entities decay and N3 for l2)",

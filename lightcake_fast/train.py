@@ -258,11 +258,16 @@ def main(argv: Sequence[str]) -> int:
     if file is not None:
         explicit = {**read_settings(file.expanduser()), **explicit}
     quiet = explicit.get("quiet", False)
-    runs = _with_seeds(explicit, seeds)  # in one order: no process has made a folder yet
+    runs = _with_seeds(explicit, seeds)
+    begun = [each for each in runs if seeds and "out" in each and RunFolder.is_at(Path(each["out"]))]
     with joined() as world, Interrupt() as interrupt:
         console = None if world is None or world.first else Console(quiet=True)
         if console is not None:
             warnings.simplefilter("ignore", DataWarning)  # the first process tells
+        for each in begun:
+            prepared(
+                None, each, world=world, begun=True
+            )  # what cannot go on is found before hours of training
         summaries = [
             _train(None, each, Reporter(quiet, console), interrupt, world=world, begun=bool(seeds)).summary
             for each in runs
@@ -274,14 +279,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_seeds(explicit: Mapping[str, Any], seeds: Sequence[int] | None) -> Sequence[Mapping[str, Any]]:
-    """The settings of each run, first of those that were begun: other settings are found at once."""
+    """The settings of each run."""
     if seeds is None:
         return [explicit]
     if "out" not in explicit:
         return [{**explicit, "seed": seed} for seed in seeds]
-    out = Path(explicit["out"])
-    runs = [{**explicit, "out": str(out / f"seed-{seed}"), "seed": seed} for seed in seeds]
-    return sorted(runs, key=lambda run: not RunFolder.is_at(Path(run["out"])))
+    return [{**explicit, "out": str(Path(explicit["out"]) / f"seed-{seed}"), "seed": seed} for seed in seeds]
 
 
 if __name__ == "__main__":

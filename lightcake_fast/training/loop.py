@@ -15,6 +15,7 @@ from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import DivergedError, InputError, memory_wanted
 from lightcake_fast.kernels.compiling import seconds_compiling
 from lightcake_fast.metrics import Evaluation, NonFiniteScoresError
+from lightcake_fast.process import release_memory
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.training.config import TrainingConfig
@@ -76,6 +77,8 @@ def train_to_end(
             f"{wanted}; the embeddings with their gradients and Adam's averages alone take "
             f"{rows * config.dim * 16 / 2**30:.2f} GiB; less of {flags} takes less"
         ) from error
+    finally:
+        release_memory()
 
 
 def _train(

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -29,6 +29,7 @@ from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.sharding.world import World
 from lightcake_fast.training import parts
 from lightcake_fast.training.config import TrainingConfig, dataset_key
+from lightcake_fast.training.study import STUDY
 
 CONFIG = "config.json"
 FINGERPRINT = "dataset.sha256"
@@ -157,11 +158,13 @@ class RunFolder:
         if config.out is None or not cls.is_at(Path(config.out)):
             return cls.create(config, name, kept=kept)
         run = cls.open(Path(config.out).expanduser())
-        before = run.config.fixed()
-        for setting, value in config.fixed().items():
-            if before[setting] != value:
-                found = f"{run.path} holds a run with {setting} {before[setting]}, got {value}"
-                raise InputError(f"{found}: wanted the same, or another folder")
+        for setting in (*config.fixed(), "epochs", "patience"):
+            before, now = getattr(run.config, setting), getattr(config, setting)
+            more = setting in ("epochs", "patience")
+            if now != before and not (more and now > before):
+                found = f"{run.path} holds a run with {setting} {before}, got {now}"
+                wanted = "as many or more" if more else "the same"
+                raise InputError(f"{found}: wanted {wanted}, or another folder")
         return run
 
     @staticmethod
@@ -220,25 +223,35 @@ class RunFolder:
         Raises:
             InputError: It is not there, or its files are wrong.
         """
-        place = config.dataset
-        if place == self.config.dataset and not Path(place).exists() and dataset_key(place) is None:
-            # data at hand lie in the run's own folder, or in that of its search, wherever these are
-            found = [folder for folder in self._own(Path(place).name) if folder.is_dir()]
-            if not found:
-                raise InputError(
-                    f"{self.path}: its data set was {place}, which is not there now: "
-                    "wanted its new place, with --dataset"
-                )
-            place = str(found[0])
-        data = load_dataset(place, config.data_dir, split=config.split, strip=config.strip)
-        if data.name.startswith(_DATA) and Path(place) == self._own(data.name)[0]:
+        if config.dataset != self.config.dataset or dataset_key(config.dataset) is not None:
+            places = [Path(config.dataset)]
+        else:
+            places = [place for place in self._places(Path(config.dataset)) if place.exists()]
+        if not places:
+            raise InputError(
+                f"{self.path}: its data set was {config.dataset}, which is not there now: "
+                "wanted its new place, with --dataset"
+            )
+        for place in places:
+            data = load_dataset(str(place), config.data_dir, split=config.split, strip=config.strip)
+            if self._is_of(data):
+                break
+        if data.name.startswith(_DATA) and place.parent.resolve() == self.path.expanduser().resolve():
             return dataclasses.replace(data, name=data.name.removeprefix(_DATA))
         return data
 
-    def _own(self, name: str) -> tuple[Path, Path]:
-        """Where data of this name lie that were at hand: beside the run's files, or its search's."""
+    def _places(self, known: Path) -> Iterator[Path]:
+        """Where the run's data set may lie: data at hand lie in the run's own folder, or its search's."""
+        yield known
         path = self.path.expanduser().absolute()
-        return path / name, path.parent / name
+        yield path / known.name
+        if (path.parent / STUDY).exists():
+            yield path.parent / known.name
+
+    def _is_of(self, data: KnowledgeGraph | ShardData) -> bool:
+        """Whether the run began on a data set, or on none yet."""
+        file = self.path / FINGERPRINT
+        return not file.exists() or file.read_bytes().strip() == data.fingerprint.encode()
 
     def update(self, config: TrainingConfig) -> None:
         """Save the configuration of a run that goes on with other flags."""
@@ -257,7 +270,7 @@ class RunFolder:
         file = self.path / FINGERPRINT
         if not file.exists():
             replace_text(file, data.fingerprint + "\n")
-        elif file.read_bytes().strip() != data.fingerprint.encode():
+        elif not self._is_of(data):
             raise InputError(f"{file}: the run began on another data set than {data.name}: wanted that one")
 
     def write_id_maps(self, data: KnowledgeGraph | ShardData) -> None:

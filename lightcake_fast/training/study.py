@@ -36,6 +36,10 @@ def open_study(optuna: Any, out: Path, sampler: str, prune: bool, seed: int) -> 
         study: Study = optuna.create_study(
             study_name="search", storage=storage, direction="maximize", load_if_exists=True
         )
+        for trial in study.get_trials(deepcopy=False):
+            complete = trial.state.name != "COMPLETE" or isinstance((trial.values or [None])[0], float)
+            if trial.state.name in ENDED and not (complete and "folder" in trial.user_attrs):
+                raise ValueError(f"trial {trial.number} ended without a folder or an MRR")
     except (ValueError, TypeError, LookupError, AssertionError) as error:  # whatever its lines lead Optuna to
         cause = str(error).splitlines() or [type(error).__name__]
         raise InputError(
@@ -65,10 +69,17 @@ def check_asked(study: "Study", out: Path, asked: Mapping[str, Any]) -> None:
         InputError: It is something else.
     """
     before = study.user_attrs.get("asked", asked)
+    before = {**before, "settings": counting(before["settings"], out)}
     for name, value in asked.items():
         if before[name] != value:
             found = f"{out}: holds a search with {name} {before[name]}, got {value}"
             raise InputError(f"{found}: wanted the same, or another folder")
+
+
+def counting(settings: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """The settings that must stay the same: not where data of the search's own lie, which may be moved."""
+    own = {"dataset": str((out / "data").absolute()), "quiet": settings.get("quiet")}
+    return {name: value for name, value in settings.items() if name not in own or value != own[name]}
 
 
 def take_up(optuna: Any, study: "Study") -> None:

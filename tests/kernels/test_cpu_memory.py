@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import lightcake_fast
 from lightcake_fast.kernels import cpu_memory
 from tests.support.comparison import assert_bitwise_equal
 from tests.support.graphs import layer_inputs, layer_results
@@ -38,20 +39,76 @@ def test_memory_is_used_again_when_nothing_reads_it() -> None:
     assert [tensor.shape for tensor in again] == [(12,)] * 2
 
 
+def idle() -> int:
+    """How many blocks wait for a result of their size."""
+    return len(cpu_memory._ended) + sum(map(len, cpu_memory._idle.values()))
+
+
 @pytest.mark.usefixtures("kept")
 def test_sizes_that_vary_keep_nothing() -> None:
-    places = set()
     for rows in range(1, 9):
         cpu_memory.empty(LIKE, rows)
-        places |= {block.data_ptr() for blocks in cpu_memory._idle.values() for block in blocks}
-        assert sum(map(len, cpu_memory._idle.values())) == 1
-    assert places
+        assert idle() == 1
     assert cpu_memory.empty(LIKE, 0, 5).shape == (0, 5)
+
+
+@pytest.mark.usefixtures("kept")
+def test_what_is_idle_for_long_is_released() -> None:
+    several = [cpu_memory.empty(LIKE, 8) for _ in range(5)]
+    del several
+    assert idle() == 5
+    for _ in range(2 * cpu_memory.PATIENCE):
+        cpu_memory.empty(LIKE, 8)
+    assert idle() == 1
+    cpu_memory.keep_results(10**6)
+    kept = cpu_memory.empty(LIKE, 10**6)
+    del kept
+    for _ in range(2 * cpu_memory.PATIENCE):  # small ones, too, are results
+        cpu_memory.empty(LIKE, 8)
+    assert idle() == 0
+
+
+@pytest.mark.usefixtures("kept")
+def test_training_releases_its_memory_when_it_ends() -> None:
+    lightcake_fast.train("family:20", dim=6, layers=2, epochs=1, quiet=True)
+    assert idle() == 0
+    assert not cpu_memory._leases
 
 
 def test_nothing_is_kept_unasked() -> None:
     cpu_memory.empty(LIKE, 1 << 20)
-    assert not cpu_memory._idle
+    assert idle() == 0
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_device_in_force_does_not_matter() -> None:
+    with torch.device("meta"):
+        assert cpu_memory.empty(LIKE, 3).device == LIKE.device
+
+
+INTERRUPTED = """
+import signal, time
+import torch
+from lightcake_fast.kernels import cpu_memory
+
+cpu_memory.keep_results(1)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+raised, like = 0, torch.empty(0)
+for n in range(200):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-4 + n * 1e-5)
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            cpu_memory.empty(like, 8, 3)
+    except KeyboardInterrupt:
+        raised += 1
+print(raised)
+"""
+
+
+def test_an_interrupt_is_never_lost() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("200\n", "")
 
 
 @pytest.mark.usefixtures("kept")

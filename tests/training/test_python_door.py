@@ -284,6 +284,16 @@ def test_a_run_with_its_own_data_may_be_moved(tmp_path: Path, monkeypatch: pytes
     assert (summary["epochs"], summary["dataset"]) == (3, "my-graph-1")
 
 
+def test_a_run_whose_data_are_gone_takes_no_others(tmp_path: Path) -> None:
+    data = load_dataset("family:60")
+    write_folder(data, tmp_path / "far" / "data")
+    lightcake_fast.train(tmp_path / "far" / "data", out=tmp_path / "run", **SMALL)
+    (tmp_path / "far" / "data").rename(tmp_path / "far" / "elsewhere")
+    write_folder(load_dataset("family:61"), tmp_path / "data")
+    with pytest.raises(InputError, match=r"its data set was .*/far/data, which is not there now"):
+        lightcake_fast.load(tmp_path / "run")
+
+
 def test_a_name_that_begins_like_a_file(tmp_path: Path) -> None:
     data = load_dataset("family:60")
     first = data.train[0, 0]
@@ -330,4 +340,13 @@ def test_many_seeds_go_on_with_their_own_settings_alone(
         capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["seed-1"]
+    assert cli.run(main, [*argv, str(tmp_path), "--seeds", "0,1", "--epochs", "1"]) == 2
+    assert "holds a run with epochs 2, got 1: wanted as many or more" in capsys.readouterr().err
+    assert cli.run(main, [*argv, str(tmp_path / "seed-0"), "--epochs", "1"]) == 0  # which could go on
+    assert cli.run(main, [*argv, str(tmp_path), "--seeds", "0,1", "--lr", "0.01", "--dim", "7"]) == 2
+    (tmp_path / "seed-1" / "config.json").write_text("{")
+    capsys.readouterr()
+    assert cli.run(main, [*argv, str(tmp_path), "--seeds", "0,1"]) == 2
+    assert f"{tmp_path}/seed-1/config.json: " in capsys.readouterr().err
+    assert len((tmp_path / "seed-0" / "metrics.jsonl").read_text().splitlines()) == 1
     assert cli.run(main, [*FLAGS, "--seeds", "01,1"]) == 2

@@ -201,6 +201,7 @@ def test_two_processes_do_not_share_a_search(
         (["--vary", "score=distmult,best"], "vary: got score='best', wanted one of distmult"),
         (["--vary", "lr=nan"], "wanted a number, not 'nan'"),
         (["--vary", "lr=.1", "lr=.2"], "--vary: got lr twice, wanted all its values in one place"),
+        (["--vary", "lr=.1", "--vary", "lr=.2"], "--vary: got lr twice"),
         (["--vary", "lr=.1,0.1"], "vary: got lr=[0.1, 0.1], wanted each value once"),
         (["--vary", "dim=4", "--dim", "4"], "dim: got a value and values to try"),
         (["--vary", "lr=0.1..1", "--sampler", "grid"], "got a range for lr, wanted values"),

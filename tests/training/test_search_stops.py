@@ -4,6 +4,7 @@ import errno
 import importlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -232,7 +233,10 @@ def test_a_search_with_its_own_data_may_be_moved(module: Any, tmp_path: Path) ->
     best = json.loads((tmp_path / "after" / "best.json").read_text())
     assert best["dataset"] == str(tmp_path / "after" / "data")
     (tmp_path / "after").rename(tmp_path / "again")
+    write_folder(load_dataset("family:21"), tmp_path / "before" / "data")
     assert lightcake_fast.train(resume=tmp_path / "again" / "trial-000", quiet=True).metrics.all.mrr
+    typed = lightcake_fast.search(tmp_path / "again" / "data", out=tmp_path / "again", **settings)
+    assert len(typed.trials) == 3
 
 
 def test_a_journal_that_is_damaged(module: Any, tmp_path: Path) -> None:
@@ -240,8 +244,15 @@ def test_a_journal_that_is_damaged(module: Any, tmp_path: Path) -> None:
     lightcake_fast.search("family:20", out=tmp_path, **settings)
     journal = tmp_path / "study.journal"
     lines = journal.read_text().splitlines(keepends=True)
-    for damage in ("{\n", "[]\n", "{}\n", '{"op_code": 99, "worker_id": "a"}\n', "\xff\n"):
-        journal.write_text("".join([*lines[:2], damage, *lines[2:]]), encoding="latin-1")
+    wrong = ("{\n", "[]\n", "{}\n", '{"op_code": 99, "worker_id": "a"}\n', "\xff\n")
+    damaged = [[*lines[:2], line, *lines[2:]] for line in wrong]
+    damaged.append([line for line in lines if '"folder"' not in line])
+    damaged += [
+        [re.sub(r'"values": ?\[[^]]*\]', f'"values": {v}', n) for n in lines] for v in ("null", '["x"]')
+    ]
+    for changed in damaged:
+        assert changed != lines
+        journal.write_text("".join(changed), encoding="latin-1")
         with pytest.raises(InputError, match=rf"{journal}: damaged: .* \(with it removed, "):
             lightcake_fast.search("family:20", out=tmp_path, **settings)
 
