@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba.extending import register_jitable
 
-from lightcake_fast.kernels import cpu_memory
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock, along, along_from, normal, own_products
 from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefetch_row
 from lightcake_fast.kernels.cpu_math import FAST, exp
+from lightcake_fast.kernels.cpu_memory import new_result
 from lightcake_fast.kernels.cpu_merge import sum_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
 from lightcake_fast.kernels.scores import SCORES, has_planes
@@ -346,7 +346,7 @@ def backward(
     through_q = None if bool((norm_y[:, 0] == math.inf).all()) else q
 
     stride = PLANES_LINK if has_planes(SCORES[score]) else LINK
-    link, grad_y = cpu_memory.empty(x, len(s) * stride), y.new_empty(y.shape)
+    link, grad_y = new_result(x, len(s) * stride), y.new_empty(y.shape)
     part = y.new_empty(2 * chunks, y.shape[1])
     relation_pass(
         width, chunks,
@@ -355,7 +355,7 @@ def backward(
     )  # fmt: skip
     sum_pass(y.shape[1], len(y), grad_y, own_q, plan.relation_row, plan.relation_part, part)
 
-    grad_x, part = cpu_memory.empty(x, *x.shape), x.new_empty(slots, width)
+    grad_x, part = new_result(x, *x.shape), x.new_empty(slots, width)
     entity_pass(
         width, len(plan.entity_task) - 1,
         read, y, g, through_q, own_g, plan.context_relation, plan.context_tail, plan.context_record,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightcake_fast.kernels import cpu_memory
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock, along, along_from, normal
 from lightcake_fast.kernels.cpu_compiler import LONG_ROW, Pass, next_task, prefetch_row
 from lightcake_fast.kernels.cpu_math import exp
+from lightcake_fast.kernels.cpu_memory import new_result
 from lightcake_fast.kernels.cpu_merge import merge_pass
 from lightcake_fast.kernels.plan import LONGEST_TASK, Plan
 from lightcake_fast.kernels.scores import SCORES, has_planes
@@ -274,7 +274,7 @@ def forward(
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     with_entities, with_relations = context != "relation", context != "entity"
     read = x if gathered is None else gathered
-    s = cpu_memory.empty(x, 2 * len(plan.head))
+    s = new_result(x, 2 * len(plan.head))
     part, top, total = _parts(x, 2 * chunks if with_relations else 0)
     relation_pass(
         width, chunks,
@@ -321,7 +321,7 @@ def scores_as_given(s: Tensor, plan: Plan) -> Tensor:
 def _results(rows: Tensor, written: bool, residual: bool) -> Tensor:
     """Fresh memory where the passes write all of it, else rows that gain nothing."""
     if written:
-        return cpu_memory.empty(rows, *rows.shape)
+        return new_result(rows, *rows.shape)
     return rows.clone() if residual else rows.new_zeros(rows.shape)
 
 

@@ -49,7 +49,7 @@ def release_results() -> None:
         _idle.clear()
 
 
-def empty(like: Tensor, *shape: int) -> Tensor:
+def new_result(like: Tensor, *shape: int) -> Tensor:
     """A result to be written, of the type of ``like``, on the CPU.
 
     Its memory is idle again when nothing reads it any more. A size that none idle has releases all that is

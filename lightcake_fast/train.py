@@ -259,15 +259,14 @@ def main(argv: Sequence[str]) -> int:
         explicit = {**read_settings(file.expanduser()), **explicit}
     quiet = explicit.get("quiet", False)
     runs = _with_seeds(explicit, seeds)
+    # the same for all processes, none of which makes a folder before they have met
     begun = [each for each in runs if seeds and "out" in each and RunFolder.is_at(Path(each["out"]))]
     with joined() as world, Interrupt() as interrupt:
         console = None if world is None or world.first else Console(quiet=True)
         if console is not None:
             warnings.simplefilter("ignore", DataWarning)  # the first process tells
-        for each in begun:
-            prepared(
-                None, each, world=world, begun=True
-            )  # what cannot go on is found before hours of training
+        for each in begun:  # what cannot go on is found before hours of training
+            prepared(None, each, world=world, begun=True)
         summaries = [
             _train(None, each, Reporter(quiet, console), interrupt, world=world, begun=bool(seeds)).summary
             for each in runs

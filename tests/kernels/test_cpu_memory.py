@@ -27,13 +27,13 @@ def kept() -> Iterator[None]:
 
 @pytest.mark.usefixtures("kept")
 def test_memory_is_used_again_when_nothing_reads_it() -> None:
-    first = cpu_memory.empty(LIKE, 8, 3)
+    first = cpu_memory.new_result(LIKE, 8, 3)
     place, part = first.data_ptr(), first[2:]
     del first
-    assert cpu_memory.empty(LIKE, 8, 3).data_ptr() != place  # a part of it is read
+    assert cpu_memory.new_result(LIKE, 8, 3).data_ptr() != place  # a part of it is read
     part.fill_(7)
     del part
-    again = [cpu_memory.empty(LIKE.double(), 12) for _ in range(2)]  # as many bytes
+    again = [cpu_memory.new_result(LIKE.double(), 12) for _ in range(2)]  # as many bytes
     assert place in [tensor.data_ptr() for tensor in again]
     assert [tensor.dtype for tensor in again] == [torch.float64] * 2
     assert [tensor.shape for tensor in again] == [(12,)] * 2
@@ -47,24 +47,24 @@ def idle() -> int:
 @pytest.mark.usefixtures("kept")
 def test_sizes_that_vary_keep_nothing() -> None:
     for rows in range(1, 9):
-        cpu_memory.empty(LIKE, rows)
+        cpu_memory.new_result(LIKE, rows)
         assert idle() == 1
-    assert cpu_memory.empty(LIKE, 0, 5).shape == (0, 5)
+    assert cpu_memory.new_result(LIKE, 0, 5).shape == (0, 5)
 
 
 @pytest.mark.usefixtures("kept")
 def test_what_is_idle_for_long_is_released() -> None:
-    several = [cpu_memory.empty(LIKE, 8) for _ in range(5)]
+    several = [cpu_memory.new_result(LIKE, 8) for _ in range(5)]
     del several
     assert idle() == 5
     for _ in range(2 * cpu_memory.PATIENCE):
-        cpu_memory.empty(LIKE, 8)
+        cpu_memory.new_result(LIKE, 8)
     assert idle() == 1
     cpu_memory.keep_results(10**6)
-    kept = cpu_memory.empty(LIKE, 10**6)
+    kept = cpu_memory.new_result(LIKE, 10**6)
     del kept
     for _ in range(2 * cpu_memory.PATIENCE):  # small ones, too, are results
-        cpu_memory.empty(LIKE, 8)
+        cpu_memory.new_result(LIKE, 8)
     assert idle() == 0
 
 
@@ -76,14 +76,14 @@ def test_training_releases_its_memory_when_it_ends() -> None:
 
 
 def test_nothing_is_kept_unasked() -> None:
-    cpu_memory.empty(LIKE, 1 << 20)
+    cpu_memory.new_result(LIKE, 1 << 20)
     assert idle() == 0
 
 
 @pytest.mark.usefixtures("kept")
 def test_a_device_in_force_does_not_matter() -> None:
     with torch.device("meta"):
-        assert cpu_memory.empty(LIKE, 3).device == LIKE.device
+        assert cpu_memory.new_result(LIKE, 3).device == LIKE.device
 
 
 INTERRUPTED = """
@@ -99,7 +99,7 @@ for n in range(200):
         signal.setitimer(signal.ITIMER_REAL, 1e-4 + n * 1e-5)
         end = time.monotonic() + 5
         while time.monotonic() < end:
-            cpu_memory.empty(like, 8, 3)
+            cpu_memory.new_result(like, 8, 3)
     except KeyboardInterrupt:
         raised += 1
 print(raised)
