@@ -6,6 +6,7 @@ machine does counts little.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import math
@@ -28,6 +29,8 @@ from lightcake_fast.ops import context_layer
 from lightcake_fast.process import prepare_process
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
+from lightcake_fast.training.run_folder import Position, RunFolder
+from lightcake_fast.training.state import restore_state, training_state
 
 RELATIONS = 800
 HELD_OUT = 10_000  # triples of valid and of test
@@ -92,6 +95,31 @@ def _step(folder: Path) -> Callable[[], object]:
     return lambda: experiment.advance(batch)
 
 
+def _save(folder: Path) -> Callable[[], object]:
+    experiment, place = _experiment(folder), folder / "run"
+    batch, *_ = experiment.epoch(0)
+    experiment.advance(batch)  # Adam's averages are saved too
+    config = dataclasses.replace(experiment.config, out=str(place))
+    run = RunFolder.open(place) if RunFolder.is_at(place) else RunFolder.create(config, folder.name)
+
+    def save() -> None:
+        state = training_state(experiment.model, experiment.step, experiment.generator)
+        run.save_last(state, Position(step=1), experiment.data.fingerprint, device=experiment.randomness)
+
+    return save
+
+
+def _load(folder: Path) -> Callable[[], object]:
+    experiment, run = _experiment(folder), RunFolder.open(folder / "run")
+
+    def load() -> None:
+        found = run.load_last(experiment.data.fingerprint)
+        assert found is not None, "saved by the stage before"
+        restore_state(found[0], experiment.model, experiment.step)
+
+    return load
+
+
 def _evaluation(folder: Path) -> Callable[[], object]:
     experiment = _experiment(folder)
     experiment.evaluate("valid")
@@ -104,6 +132,8 @@ STAGES: dict[str, tuple[str, Callable[[Path], Callable[[], object]]]] = {
     "plan": ("plan of the passes", _plan),
     "layer": (f"a layer, forward and backward, d {LAYER_DIM}", _layer),
     "step": ("a training step, B 65,536, L 2, d 64", _step),
+    "save": ("saving what a step leaves", _save),
+    "load": ("loading it", _load),
     "evaluation": (f"ranking {HELD_OUT:,} triples, L 2, d 64", _evaluation),
 }
 

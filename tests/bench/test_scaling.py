@@ -25,6 +25,14 @@ def test_a_stage_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert found["seconds"] > 0
 
 
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    scaling.write_graph(tmp_path / "graph", 4_000)
+    for stage in ("save", "load"):
+        found = scaling.measure(stage, tmp_path / "graph", tmp_path / "cache")
+        assert found["peak_bytes"] > found["imports_bytes"] > 0
+    assert (tmp_path / "graph" / "run" / "last.safetensors").stat().st_size > 3 * 4_000 // 4 * 64 * 4
+
+
 def test_table_tells_growth() -> None:
     def result(factor: int) -> dict[str, float]:
         return {"seconds": 0.5 * factor, "imports_bytes": 2**30, "peak_bytes": 2**30 + 2**28 * factor**2}
