@@ -209,7 +209,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                     total += weight[m]
                 for k in range(d):
                     target[to, k] = zero
-                for e0 in range(start, end if total != 0 else start, 4):
+                for e0 in range(start, end, 4):
                     # past the end the last triple is taken again, with weight zero
                     e1, e2, e3 = min(e0 + 1, end - 1), min(e0 + 2, end - 1), min(e0 + 3, end - 1)
                     i0, i1, i2, i3 = relation[e0], relation[e1], relation[e2], relation[e3]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import gpu_launch
+from lightcake_fast.kernels.plan import ENTITY_CHUNK
 from lightcake_fast.ops import context_weights
 from lightcake_fast.scores import score_named
 from tests.support.comparison import TOLERANCES, assert_close
@@ -171,18 +172,34 @@ def test_what_is_no_number_stays_where_it_belongs(backend: str, score: str, valu
 @pytest.mark.parametrize("score", ["distmult", "transe"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("copies", [1, 2 * ENTITY_CHUNK + 9])
 def test_a_row_that_is_not_finite_shows_in_the_same_rows_of_all_back_ends(
-    score: str, value: float, masked: bool
+    score: str, value: float, masked: bool, copies: int
 ) -> None:
-    triples = torch.tensor([[0, 0, 1], [2, 0, 3], [2, 1, 1], [4, 1, 5], [4, 0, 4]])
-    graph = ContextGraph.from_triples(triples, 6, 2)
-    mask = torch.arange(5) == 0 if masked else None
-    entities, relations = torch.randn(6, 8), torch.randn(4, 8)
+    """Entities 1 and 6 read row 0: one has a live triple beside the masked, the other, cut or not, none."""
+    sound = [[2, 0, 3], [2, 1, 1], [4, 1, 5], [4, 0, 4]]
+    triples = torch.tensor([[0, 0, 1], *copies * [[0, 0, 6]], *sound])
+    graph = ContextGraph.from_triples(triples, 7, 2)
+    mask = triples[:, 0] == 0 if masked else None
+    entities, relations = torch.randn(7, 8), torch.randn(4, 8)
     entities[0] = value
     for backend in ("reference", "numba", "triton"):
         found = results(entities, relations, graph, backend, score=score, mask=mask)
-        shown = [(~found[table].isfinite()).any(1).tolist() for table in ("entities", "relations")]
-        assert shown == [[True, True, False, False, False, False], [True, False, True, False]], backend
+        shown = [
+            (~found[table].isfinite()).any(1).nonzero().flatten().tolist()
+            for table in ("entities", "relations")
+        ]
+        assert shown == [[0, 1, 6], [0, 2]], backend
+
+
+@pytest.mark.parametrize("backend", [backend for backend, _ in BACKENDS])
+def test_a_score_of_minus_infinity_shows_in_a_row_without_another(backend: str) -> None:
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [2, 1, 3]]), 4, 2)
+    entities, relations = torch.randn(4, 6), torch.randn(4, 6)
+    relations[0, 0] = math.inf
+    found = results(entities, relations, graph, backend, score="transe")["entities"]
+    assert not found[0].isfinite().all()
+    assert found[2:].isfinite().all()
 
 
 def at_scores_of(largest: float, score: str, graph: ContextGraph, seed: int) -> tuple[Tensor, Tensor]:
