@@ -52,19 +52,24 @@ def main(argv: Sequence[str]) -> None:
     """Evaluate the runs.
 
     Raises:
-        InputError: A run folder is wrong, or the runs are of different data sets.
+        InputError: A run folder is wrong, or the runs are of different data sets or, with `--by`, tasks.
     """
     options = make_parser().parse_args(argv)
     console = Console()
     groups: dict[str, list[Group]] = {}
     ranks: dict[str, Tensor] = {}
-    fingerprint = None
+    fingerprint, task = None, None
     for run in options.runs:
         trained = open_run(run, options)
         data, ties = trained.data, options.ties or trained.config.ties
         if fingerprint not in (None, data.fingerprint):
             raise InputError(f"{run}: is of the data set {data.name}, wanted the one of {options.runs[0]}")
         fingerprint = data.fingerprint
+        task = task or trained.config.task
+        if options.by and not options.json and trained.config.task != task:  # ranks side by side
+            raise InputError(
+                f"{run}: is of the task {trained.config.task!r}, wanted that of {options.runs[0]}, {task!r}"
+            )
         ranks[run] = trained.ranks(options.split, ties)
         evaluation = summarise_ranks(ranks[run], data.split(options.split), data.seen_entities).to_dict()
         groups = {by: GROUPINGS[by](data, options.split) for by in options.by}

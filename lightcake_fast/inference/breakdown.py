@@ -35,7 +35,9 @@ def by_degree(graph: KnowledgeGraph, split: str) -> list[Group]:
     A triple's degree is the smaller of those of its head and tail: the training triples of the entity that
     the model knows less of.
     """
-    degrees = np.bincount(graph.train[:, [0, 2]].ravel(), minlength=graph.num_entities)
+    heads, tails = graph.train[:, 0], graph.train[:, 2]
+    ends = np.concatenate([heads, tails[tails != heads]])
+    degrees = np.bincount(ends, minlength=graph.num_entities)
     smaller = degrees[graph.split(split)[:, [0, 2]]].min(axis=1)
     bins = np.frexp(smaller)[1]  # the number of binary digits
     return [Group(_range(n), np.flatnonzero(bins == n)) for n in np.unique(bins).tolist()]

@@ -164,18 +164,20 @@ class TrainedModel:
         (prediction,) = self.predict_entities([question], top=1)
         likeliest = prediction.entities[0]
         names = prediction.triple(likeliest.entity if answer is None else answer)
-        ids = self.entity(names[0], "head")[0], self.relation(names[1]), self.entity(names[2], "tail")[0]
-        return self._explained(Case(ids, names, prediction.asked, likeliest, prediction.notes), top)
+        (head, *notes), (tail, *more) = self.entity(names[0], "head"), self.entity(names[2], "tail")
+        known = tuple(note for note in (*notes, *more) if note)
+        case = Case((head, self.relation(names[1]), tail), names, prediction.asked, likeliest, known)
+        return self._explained(case, top)
 
     def embeddings(self) -> Embeddings:
-        """The refined tables with their names."""
-        entities, relations = (table.cpu() for table in self._refined)
+        """The refined tables with their names: copies, which are the caller's to change."""
+        entities, relations = self._refined
         weights = self.model.state_dict().items()
         return Embeddings(
-            entities[: self.data.num_entities],
-            relations,
-            self._experiment.seen[:-1].cpu(),
-            {name: value.cpu() for name, value in weights if name not in ("entities", "relations")},
+            _copied(entities[: self.data.num_entities]),
+            _copied(relations),
+            _copied(self._experiment.seen[:-1]),
+            {name: _copied(value) for name, value in weights if name not in ("entities", "relations")},
             self.data.entities,
             self.data.relations,
         )
@@ -427,6 +429,10 @@ def opened(folder: RunFolder, config: TrainingConfig, data: KnowledgeGraph) -> T
     return TrainedModel(Experiment(config, data, model.to(resolve_device(config.device))))
 
 
+def _copied(table: Tensor) -> Tensor:
+    return table.detach().to("cpu", copy=True)
+
+
 def _stand_in(side: str) -> str:
     return f"the vector learned for unknown {side}s answers"
 
@@ -447,3 +453,5 @@ def _is_missing(name: Any) -> bool:
         return name is None or bool(name != name)  # NaN
     except TypeError:  # pandas.NA is neither
         return True
+    except ValueError:  # an array
+        return False

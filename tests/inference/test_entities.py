@@ -146,6 +146,16 @@ def test_why_not_another_entity(trained: TrainedModel) -> None:
     assert of_relation.size == count
 
 
+def test_an_explanation_tells_what_was_never_trained(trained: TrainedModel) -> None:
+    entities = trained.data.entities
+    unseen = entities[int((~trained.data.seen_entities).argmax())]
+    told = f"{unseen!r} has no training triple: its embedding was never trained"
+    explanation = trained.explain_entity((PAIR[0], RELATION, None), answer=unseen)
+    assert explanation.notes == (f"tail {told}",)
+    assert trained.explain_entity((unseen, RELATION, None), answer=PAIR[0]).notes == (f"head {told}",)
+    assert trained.explain_entity((PAIR[0], RELATION, None)).notes == ()
+
+
 def test_a_question_as_a_table_with_its_explanation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     main([run, "--head", PAIR[0], "--relation", RELATION, "--top", "3", "--explain"])
     out = capsys.readouterr().out

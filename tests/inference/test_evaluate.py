@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lightcake_fast import cli, evaluate, load
+from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.inference.breakdown import by_degree, by_relation
 from tests.support.trained_runs import train_run
 from tests.support.training_runs import run as train
@@ -91,6 +92,24 @@ def test_tables_for_people(runs: tuple[str, str], capsys: pytest.CaptureFixture[
         trained = load(run)
         (unseen,) = by_degree(trained.data, "test")[0].rows
         assert f" {1 / trained.ranks()[unseen].item():.4f} " in row
+
+
+def test_runs_of_two_tasks_have_no_table_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--unseen-rate", "0", "--no-relation-bias", "--epochs", "1")
+    runs = [str(train_run(tmp_path / "of", *flags, "--task", task)) for task in ("entity", "relation")]
+    assert cli.run(evaluate.main, runs) == 0
+    assert cli.run(evaluate.main, [*runs, "--by", "degree"]) == 2
+    error = capsys.readouterr().err
+    assert f"{runs[1]}: is of the task 'relation', wanted that of {runs[0]}, 'entity'" in error
+
+
+def test_a_loop_is_one_triple_of_its_entity() -> None:
+    train, rows = np.array([[0, 0, 0], [1, 0, 1], [1, 0, 2]]), np.array([[0, 0, 1], [1, 0, 1]])
+    graph = KnowledgeGraph("loops", ("a", "b", "c"), ("r",), train, rows, rows)
+    assert [(group.name, group.rows.tolist()) for group in by_degree(graph, "test")] == [
+        ("1", [0]),
+        ("2-3", [1]),
+    ]
 
 
 def test_runs_of_two_data_sets_are_refused(

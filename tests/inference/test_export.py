@@ -66,6 +66,24 @@ def test_what_is_written_scores_as_the_model(
         trained.export(target)
 
 
+@pytest.mark.parametrize("task", ["relation", "entity"])
+def test_tables_are_copies_of_a_model_that_no_layer_refines(task: str, tmp_path: Path) -> None:
+    flags = ("--layers", "0", "--task", task, "--unseen-rate", "0", "--no-relation-bias")
+    trained = load(train_run(tmp_path / "runs", *flags))
+    tensors, _ = read_folder(trained.export(tmp_path / "out"))
+    given = trained.embeddings()
+    before = trained.ranks("test")
+    for name in ("entities", "relations"):
+        table = getattr(given, name)
+        assert np.array_equal(table.numpy(), tensors[name])
+        table.mul_(-3)
+    given.seen.logical_not_()
+    assert trained.ranks("test").equal(before)
+    again = trained.embeddings()
+    assert np.array_equal(again.entities.numpy(), tensors["entities"])
+    assert np.array_equal(again.seen.numpy(), tensors["seen"])
+
+
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])
 def test_nothing_is_overwritten(
     run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
