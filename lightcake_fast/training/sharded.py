@@ -389,11 +389,9 @@ class ShardedEntityStep(ShardedStep):
         asked, answers = self._questions.of(batch)
         places = one.data.splits["train"].places((batch % one.data.num_train).numpy())
         tables = self._refined_shard(batch, places)
-        compared = None
-        if self._config.negatives:
-            same = Generator().manual_seed(mixed_seed(self._config.seed, self._epoch, int(batch[0])))
-            compared = entities_compared(
-                asked[:, 0], answers, self._config.negatives, one.data.num_entities, same
-            )
+        same = Generator().manual_seed(mixed_seed(self._config.seed, self._epoch, int(batch[0])))
+        compared = entities_compared(
+            asked[:, 0], answers, self._config.negatives, one.data.num_entities, same
+        )
         smoothing = self._config.label_smoothing
         return self._questions.loss(tables, asked, answers, compared, smoothing, self._config.n3)

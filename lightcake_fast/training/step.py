@@ -101,11 +101,9 @@ class EntityStep(TrainingStep):
 
     def _loss(self, batch: Tensor) -> Tensor:
         heads, relations, answers = (ids.index_select(0, batch) for ids in self._graph.context_triples)
-        compared = None
-        if self._config.negatives:
-            compared = entities_compared(
-                heads, answers, self._config.negatives, self._graph.num_entities, self._generator
-            )
+        compared = entities_compared(
+            heads, answers, self._config.negatives, self._graph.num_entities, self._generator
+        )
         refined = self._refined(batch % self._graph.num_triples, compared)
         if compared is not None:
             heads, answers = torch.searchsorted(compared, heads), torch.searchsorted(compared, answers)
@@ -120,19 +118,21 @@ class EntityStep(TrainingStep):
 
 def entities_compared(
     heads: Tensor, answers: Tensor, drawn: int, num_entities: int, generator: torch.Generator
-) -> Tensor:
+) -> Tensor | None:
     """The entities among which a batch's answers are sought: its own, and some drawn at random.
 
     Args:
         heads: int64 (M,), of the batch's questions.
         answers: int64 (M,).
-        drawn: How many are drawn, of N, some perhaps twice.
+        drawn: How many are drawn, of N, some perhaps twice; none and N or more stand for all.
         num_entities: N.
         generator: Source of the draws, on the device of heads and answers.
 
     Returns:
-        int64, ascending, each once.
+        int64, ascending, each once; None for all.
     """
+    if not 0 < drawn < num_entities:
+        return None
     random = torch.randint(num_entities, (drawn,), generator=generator, device=heads.device)
     found: Tensor = torch.unique(torch.cat([heads, answers, random]))
     return found

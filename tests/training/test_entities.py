@@ -127,6 +127,18 @@ def test_each_step_draws_other_entities(data: KnowledgeGraph) -> None:
     assert len(losses) == 3
 
 
+@pytest.mark.parametrize("drawn", [0, "all", 2**31 - 1])
+def test_as_many_as_there_are_stand_for_all(data: KnowledgeGraph, drawn: Any) -> None:
+    """No draw takes memory by a number that is larger than the graph."""
+    negatives = data.num_entities if drawn == "all" else drawn
+    losses = []
+    for each in (negatives, 0):
+        made = experiment(data, negatives=each, input_dropout=0.0, mask_targets=False)
+        made.step(made.epoch(0)[0][:4])
+        losses.append(made.step.loss_sum.item())
+    assert losses[0] == losses[1]
+
+
 def test_an_epoch_asks_every_triple_for_both_sides(data: KnowledgeGraph) -> None:
     batches = experiment(data).epoch(0)
     assert {len(batch) for batch in batches[:-1]} == {2 * SMALL["batch_size"]}
