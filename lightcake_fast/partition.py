@@ -33,7 +33,7 @@ def make_parser() -> ArgumentParser:
         default="greedy",
         help="greedy by degree (default), or METIS, which wants pymetis and cuts fewer triples",
     )
-    parser.add_argument("--out", metavar="DIR", help="where to (default: partitions/DATASET-P)")
+    parser.add_argument("--out", metavar="DIR", help="where to (default: partitions/NAME-P)")
     parser.add_argument("--split", metavar="T,V,T", help="as in lightcake_fast.train")
     parser.add_argument("--strip", action="store_true", help="trim names")
     parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")

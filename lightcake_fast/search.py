@@ -1,5 +1,6 @@
 """Settings searched on the validation split: `search`, or typed as `python -m lightcake_fast.search`."""
 
+import argparse
 import itertools
 import json
 import os
@@ -28,6 +29,7 @@ from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
+from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import flushed_denormals, mixed_seed
 from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, plain, points, suggested
 from lightcake_fast.training.study import (
@@ -139,6 +141,10 @@ def _search(
         import optuna
     except ImportError as error:
         raise InputError(f"search needs optuna: pip install 'lightcake_fast[search]' ({error})") from error
+    if "resume" in settings:
+        raise InputError("got --resume: a search goes on when the same command is given again")
+    if "partition" in settings:
+        raise InputError("got --partition: a search trains in one process")
     for score in (settings.get("score"), *(vary or {}).get("score", ())):
         if named_by_module(str(score)):
             import_score(str(score))
@@ -153,6 +159,8 @@ def _search(
     check_space(vary, sampler, settings)
     out = out.expanduser()
     check_no_file(out, "a folder")
+    if RunFolder.is_at(out):
+        raise InputError(f"{out} holds a run: wanted another folder for the search")
     own_data = data is not None and not isinstance(data, str | Path)
     settings, graph = _with_dataset(data, settings, out)
     for point in itertools.islice(points(vary), 1):
@@ -294,8 +302,10 @@ def _conclude(study: "Study", out: Path, settings: Mapping[str, Any], console: C
     for trial in best[:10]:
         table.add_row(trial.user_attrs["folder"], f"{trial.value:.4f}", in_words(trial.params))
     console.print_table(f"the best of {counted(len(ended), 'trial')}", table)
-    saved = {field.name for field, flag, _ in fields() if flag.saved}
-    found = {name: value for name, value in {**settings, **best[0].params}.items() if name in saved}
+    chosen = {**settings, **best[0].params}
+    saved, anchored = {field.name for field, flag, _ in fields() if flag.saved}, resolve(chosen).anchored()
+    found = {name: value for name, value in chosen.items() if name in saved}
+    found |= {name: getattr(anchored, name) for name in ("dataset", "data_dir") if name in found}
     replace_text(out / BEST, json.dumps(found, indent=2) + "\n")
     first, config = (shlex.quote(str(out / name)) for name in (best[0].user_attrs["folder"], BEST))
     score = str(found.get("score"))
@@ -336,7 +346,8 @@ def make_parser() -> cli.ArgumentParser:
     )
     own.add_argument("--sampler", choices=SAMPLERS, default="tpe", help="what to try next (default: tpe)")
     own.add_argument("--no-prune", action="store_true", help="train hopeless trials to their end too")
-    add_flags(parser)
+    out = "folder of the search, new, or of one that was stopped, which goes on"
+    add_flags(parser, {"out": out, "resume": argparse.SUPPRESS, "partition": argparse.SUPPRESS})
     return parser
 
 
@@ -351,8 +362,6 @@ def main(argv: Sequence[str]) -> None:
     vary, trials, sampler = (settings.pop(name) for name in ("vary", "trials", "sampler"))
     prune = not settings.pop("no_prune")
     del settings["debug"]  # taken up by `cli.run`
-    if "resume" in settings:
-        raise InputError("got --resume: a search goes on when the same command is given again")
     if "out" not in settings:
         raise InputError("--out: wanted the folder of the search")
     out = Path(settings.pop("out"))

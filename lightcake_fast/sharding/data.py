@@ -1,6 +1,7 @@
 """A rank's share of a data set: from the whole one at hand, or from a folder that holds no more than that."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from lightcake_fast.data import SPLITS, KnowledgeGraph
 from lightcake_fast.errors import InputError
-from lightcake_fast.files import parse_json, replace_tensors, replace_text
+from lightcake_fast.files import TEMPORARY, check_no_file, parse_json, replace_tensors, replace_text
 from lightcake_fast.sharding.partition import balance
 from lightcake_fast.sharding.shard import HeldTriples, Ids, Layout
 from lightcake_fast.sharding.world import World
@@ -115,7 +116,7 @@ def write_partition(
     """Write each rank's share of a data set.
 
     Args:
-        folder: New, or of an earlier partition, which is replaced.
+        folder: New, or of an earlier partition of the data set, whole or not, which is replaced.
         data: The data set.
         owner: Each entity's rank, int64 (N,).
         parts: P.
@@ -123,7 +124,11 @@ def write_partition(
 
     Returns:
         What `partition.json` holds.
+
+    Raises:
+        InputError: The folder holds something else.
     """
+    _check_replaceable(folder, data)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / INDEX).unlink(missing_ok=True)  # no partition before all of it is there
     layouts, held = [], []
@@ -157,6 +162,16 @@ def write_partition(
     return index
 
 
+def _check_replaceable(folder: Path, data: KnowledgeGraph) -> None:
+    check_no_file(folder, "a folder")
+    if (folder / INDEX).is_file() and read_index(folder)["fingerprint"] != data.fingerprint:
+        raise InputError(f"{folder} holds a partition of other data: wanted another folder, with --out")
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name not in (INDEX, NAMES) and not _PARTS_OWN.fullmatch(entry.name):
+            raise InputError(f"{folder} holds {entry.name}, which is of no partition: wanted another folder")
+
+
+_PARTS_OWN = re.compile(rf"rank-\d{{5}}|\..+{re.escape(TEMPORARY)}")
 _LAYOUT = ("rows", "halo", "halo_from", "sent", "sent_to")
 _TRIPLES = ("number", "triples", "owners")
 

@@ -246,7 +246,7 @@ class TrainingConfig:
     )
     negatives: int = _flag(
         "where entities are ranked: a step compares its answers with the entities of its own triples and so "
-        "many drawn at random; 0 with all entities (default: 0)",
+        "many drawn at random; 0, and as many as there are or more, with all entities (default: 0)",
         "optimisation",
         0,
         at_least=0,
@@ -430,14 +430,18 @@ def dataset_key(dataset: str) -> str | None:
     return name if name == "family" or dataset.lower() in PUBLIC_DATASETS else None
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` a flag for each field; only the flags given appear in what it parses."""
+def add_flags(parser: argparse.ArgumentParser, helps: Mapping[str, str] | None = None) -> None:
+    """Give `parser` a flag for each field; only the flags given appear in what it parses.
+
+    Fields in `helps` have that help text.
+    """
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     types = {"str": str, "int": int, "float": float}
     for field, flag, kind in fields():
         name = "--" + field.name.replace("_", "-")
         models = ", ".join(takers(field.name))
         text = (f"{models}: {flag.help}" if models else flag.help).replace("%", "%%")
+        text = (helps or {}).get(field.name, text)
         if kind == "bool":
             # what a model has, a preset may switch on
             switch = field.default is False and flag.group != "model"

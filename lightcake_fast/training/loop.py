@@ -24,7 +24,7 @@ from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.parts import ROWS
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import Position, RunFolder
-from lightcake_fast.training.runtime import mixed_seed
+from lightcake_fast.training.runtime import mixed_seed, resolve_device
 from lightcake_fast.training.sharded import ShardedExperiment
 from lightcake_fast.training.state import check_tensors, restore_state, training_state
 
@@ -65,7 +65,8 @@ def train_to_end(
         SystemExit: A signal came, and the run is saved.
     """
     try:
-        with torch.inference_mode(False), torch.enable_grad():  # whatever the caller's code is in
+        plain = torch.autocast(resolve_device(config.device).type, enabled=False)
+        with torch.inference_mode(False), torch.enable_grad(), plain:  # whatever the caller's code is in
             return _train(config, data, run, reporter, interrupt, callbacks, test)
     except (MemoryError, RuntimeError) as error:
         wanted = memory_wanted(error)
@@ -95,7 +96,7 @@ def _train(
         results = run.read_results()
         if results is not None:
             run.update(dataclasses.replace(run.config, dataset=config.dataset, data_dir=config.data_dir))
-            reporter.already_finished(checkpoint[1])
+            reporter.already_finished(checkpoint[1], config)
             reporter.results(results, run.shown)
             return checkpoint[1].best_mrr
     check(config, data)  # of a run that goes on with other flags: what is refused leaves it as it is

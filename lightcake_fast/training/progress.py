@@ -110,11 +110,12 @@ class Reporter:
             f"go on with --resume {folder}"
         )
 
-    def already_finished(self, position: Position) -> None:
+    def already_finished(self, position: Position, config: TrainingConfig) -> None:
         """Tell that there is nothing to go on with."""
+        ended = [f"--{name} than {getattr(config, name)}" for name in position.limits(config)]
         self._say(
-            f"this run is finished, after {counted(position.epoch, 'epoch')}: nothing to do (more --epochs "
-            "or --patience would go on)"
+            f"this run is finished, after {counted(position.epoch, 'epoch')}: nothing to do (with more "
+            f"{' and more '.join(ended)} it would go on)"
         )
 
     def results(self, results: Mapping[str, Any], folder: Path | None) -> None:

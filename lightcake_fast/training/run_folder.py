@@ -77,7 +77,12 @@ class Position:
 
     def finished(self, config: TrainingConfig) -> bool:
         """Whether all epochs are done, or patience is at its end."""
-        return self.epoch >= config.epochs or self.epoch - self.best_epoch >= config.patience
+        return bool(self.limits(config))
+
+    def limits(self, config: TrainingConfig) -> list[str]:
+        """Which of "epochs" and "patience" are at their end."""
+        done = {"epochs": self.epoch, "patience": self.epoch - self.best_epoch}
+        return [name for name, number in done.items() if number >= getattr(config, name)]
 
 
 class RunFolder:
@@ -112,11 +117,13 @@ class RunFolder:
             kept: See the attribute.
 
         Raises:
-            InputError: The folder holds a run, or is a file.
+            InputError: The folder holds a run or a search, or is a file.
         """
         path = Path(config.out).expanduser() if config.out is not None else _free_path(config, name)
         if cls.is_at(path):
             raise InputError(f"{path} holds a run: wanted a new folder (--resume {path} goes on with it)")
+        if (path / STUDY).exists():
+            raise InputError(f"{path} holds a search: wanted a new folder")
         check_no_file(path, "a new folder")
         inside = _DATA + _readable(name)
         if data is not None:

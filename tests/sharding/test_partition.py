@@ -91,6 +91,24 @@ def test_what_is_wrong_is_told_in_a_line(
     assert message in capsys.readouterr().err
 
 
+def test_only_a_partition_of_the_same_data_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = tmp_path / "parts"
+    argv = ["--parts", "2", "--out", str(parts)]
+    assert cli.run(main, ["family:60", *argv]) == 0
+    whole = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
+    assert cli.run(main, ["family:30", *argv]) == 2
+    assert f"{parts} holds a partition of other data: wanted another" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == whole
+    (parts / "partition.json").unlink()  # as a kill leaves it
+    assert cli.run(main, ["family:60", *argv]) == 0
+    assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == whole
+    (parts / "config.json").touch()
+    assert cli.run(main, ["family:60", *argv]) == 2
+    assert f"{parts} holds config.json, which is of no partition" in capsys.readouterr().err
+
+
 def test_a_cut_off_share_is_told(tmp_path: Path) -> None:
     assert cli.run(main, ["family:60", "--parts", "2", "--out", str(tmp_path)]) == 0
     file = tmp_path / "rank-00001" / "shard.safetensors"

@@ -274,11 +274,15 @@ def test_killed_after_going_on_with_more_epochs(unbroken: Path, tmp_path: Path) 
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_patience_ends_a_run_and_more_patience_goes_on(tmp_path: Path) -> None:
+def test_patience_ends_a_run_and_more_patience_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ["--lr", "1e-9", "--seed", "3"]  # nothing is learned: no epoch is better than an earlier one
     assert run(tmp_path / "run", *flags, "--epochs", "9", "--patience", "2") == 0
     ended = len(metrics(tmp_path / "run"))
     assert ended < 9
+    assert train(["--resume", str(tmp_path / "run"), "--epochs", "20"]) == 0
+    assert "with more --patience than 2 it would go on" in capsys.readouterr().out
     assert resume(tmp_path / "run", "--patience", "9", "--epochs", str(ended + 2)) == 0
     assert run(tmp_path / "whole", *flags, "--patience", "9", "--epochs", str(ended + 2)) == 0
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
@@ -296,6 +300,7 @@ def test_a_finished_run_says_so_and_changes_nothing(
     assert train(["--resume", str(unbroken)]) == 0
     shown = capsys.readouterr().out
     assert "this run is finished, after 3 epochs" in shown
+    assert "with more --epochs than 3 it would go on" in shown.replace("\n", " ")
     assert str(unbroken) in shown.replace("\n", "")
     assert {path.name: path.read_bytes() for path in unbroken.iterdir()} == before
 

@@ -14,7 +14,7 @@ import pytest
 
 import lightcake_fast
 from lightcake_fast import cli
-from lightcake_fast.data import load_dataset
+from lightcake_fast.data import load_dataset, write_folder
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import lock_folder
 from lightcake_fast.train import main as train
@@ -175,6 +175,35 @@ def test_a_folder_keeps_its_search(module: Any, tmp_path: Path, capsys: pytest.C
         assert message in capsys.readouterr().err
 
 
+def test_a_run_and_a_search_do_not_share_a_folder(
+    module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, search = str(tmp_path / "run"), str(tmp_path / "search")
+    assert train([*FLAGS, "--dim", "4", "--out", run, "--quiet"]) == 0
+    before = sorted(path.name for path in Path(run).iterdir())
+    argv = [*FLAGS, "--trials", "1", "--vary", "dim=4", "--out"]
+    assert cli.run(module.main, [*argv, run]) == 2
+    assert f"{run} holds a run: wanted another folder for the search" in capsys.readouterr().err
+    assert sorted(path.name for path in Path(run).iterdir()) == before
+    assert cli.run(module.main, [*argv, search]) == 0
+    capsys.readouterr()
+    assert cli.run(train, [*FLAGS, "--dim", "4", "--out", search]) == 2
+    assert f"{search} holds a search: wanted a new folder" in capsys.readouterr().err
+    assert not (Path(search) / "config.json").exists()
+
+
+def test_what_it_found_trains_from_any_folder(
+    module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(load_dataset("family:60"), tmp_path / "mine")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    argv = ["--dataset", "mine", *FLAGS[2:], "--out", "search", "--trials", "1", "--vary", "dim=4"]
+    assert cli.run(module.main, argv) == 0
+    monkeypatch.chdir("elsewhere")
+    assert train(["--config", "../search/best.json", "--out", "run", "--quiet"]) == 0
+
+
 def test_two_processes_do_not_share_a_search(
     module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +237,7 @@ def test_two_processes_do_not_share_a_search(
         (["--vary", "dim=4", "--trials", "0"], "trials: got 0, wanted a whole number of at least 1"),
         (["--vary", "bases=2"], "bases: lightcake has no such setting"),
         (["--resume", "x"], "got --resume: a search goes on when the same command is given again"),
+        (["--partition", "x"], "got --partition: a search trains in one process"),
     ],
 )
 def test_wrong_searches(
