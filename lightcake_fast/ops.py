@@ -25,6 +25,7 @@ ROWS = ("float32", "bfloat16")
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "y", "on")
 _NARROW = (torch.float16, torch.bfloat16)
+_REAL = (*_NARROW, torch.float32, torch.float64)
 # asked at import: TorchDynamo of PyTorch 2.9 does not trace the question
 _AUTOCAST = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
 
@@ -235,12 +236,27 @@ def layer_backend(score: str, backend: str, entities: Tensor, relations: Tensor)
 def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
     """Raise ``TypeError`` for an argument that is no tensor, or no graph."""
     for name, value in (("entities", entities), ("relations", relations), ("mask", mask)):
-        if not isinstance(value, Tensor) and not (name == "mask" and value is None):
-            raise TypeError(f"{name}: got {type(value).__name__}, wanted a torch.Tensor")
+        if not (name == "mask" and value is None):
+            check_tensor(name, value)
     if not hasattr(type(graph), "context_triples"):
         raise TypeError(
             f"graph: got {type(graph).__name__}, wanted a ContextGraph (see ContextGraph.from_triples)"
         )
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise ``TypeError`` for what is no tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name}: got {type(value).__name__}, wanted a torch.Tensor")
+
+
+def check_real(name: str, table: Tensor) -> None:
+    """Raise ``ValueError`` for a tensor that no back end reads: of numbers of another type, or sparse."""
+    if table.dtype not in _REAL:
+        kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _REAL)
+        raise ValueError(f"{name}: got {table.dtype}, wanted a floating-point type of {kinds}")
+    if table.layout != torch.strided:
+        raise ValueError(f"{name}: got a tensor of layout {table.layout}, wanted a dense one")
 
 
 def _check_tables(
@@ -253,8 +269,7 @@ def _check_tables(
     ):
         if table.ndim != 2 or table.shape[0] != rows:
             raise ValueError(f"{name}: got shape {tuple(table.shape)}, wanted ({rows}, d)")
-        if not table.is_floating_point():
-            raise ValueError(f"{name}: got {table.dtype}, wanted a floating-point type")
+        check_real(name, table)
     width = entities.shape[1] * (2 if planes else 1)
     if relations.shape[1] != width or relations.dtype != entities.dtype:
         wanted = "twice the width of the entities and their type" if planes else "those of the entities"

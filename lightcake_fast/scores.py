@@ -50,7 +50,7 @@ def register_score(name: str, score: Any, *, replace: bool = False) -> None:
         InputError: the name is no name or is taken, or the score is not what it should be; the message says
             which function, what was got and what was wanted.
     """
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InputError(f"name: got {name!r}, wanted letters, digits, '_', '-' and '.', or MODULE:NAME")
     if score is not None and _BLOCKS.get(name, SCORES.get(name)) is score:
         return
@@ -145,7 +145,10 @@ def _called(what: Any, name: str, shape: tuple[int, ...], *arguments: Any, colum
 
 
 def _try_score(score: Score) -> None:
-    d = score.columns * _ENTRIES * 2
+    columns = score.columns
+    if type(columns) is not int or columns < 1:
+        raise _TrialError(f"columns: got {columns!r}, wanted a whole number of at least 1")
+    d = columns * _ENTRIES * 2
     e_h, e_r, e_t = (row.requires_grad_() for row in _rows(3, 3, d))
     psi = _called(score, "psi", (3,), e_h, e_r, e_t)
     _called(score, "phi_ent", (3, d), e_r, e_t)

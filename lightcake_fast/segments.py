@@ -12,6 +12,8 @@ from lightcake_fast.operators import operator
 from lightcake_fast.ops import (
     BACKENDS,
     autocast_first,
+    check_real,
+    check_tensor,
     no_second_derivative,
     runnable,
     without_transforms,
@@ -46,10 +48,12 @@ class Segments:
             num_values: N, above every index.
 
         Raises:
+            TypeError: what was given is no tensor.
             ValueError: if a shape or type is wrong, the bounds do not rise from 0 to E, an index is out of
                 range or E is 2^31 or more.
         """
         for name, tensor in (("indptr", indptr), ("index", index)):
+            check_tensor(name, tensor)
             if tensor.dtype != torch.int64 or tensor.ndim != 1:
                 raise ValueError(f"{name}: got {tensor.dtype} {tuple(tensor.shape)}, wanted torch.int64 (n,)")
         if len(index) >= 2**31:
@@ -75,8 +79,10 @@ class Segments:
             scores of the entries for ``scores`` of the edges.
 
         Raises:
+            TypeError: what was given is no tensor.
             ValueError: if the shape or type is wrong, or a node is out of range.
         """
+        check_tensor("edge_index", edge_index)
         if edge_index.dtype != torch.int64 or edge_index.ndim != 2 or len(edge_index) != 2:
             got = f"{edge_index.dtype} {tuple(edge_index.shape)}"
             raise ValueError(f"edge_index: got {got}, wanted torch.int64 (2, E)")
@@ -160,8 +166,14 @@ def segment_softmax_aggregate(
         scores' shape and type.
 
     Raises:
+        TypeError: an argument is no tensor, or no segments.
         ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
     """
+    for name, value in (("scores", scores), ("values", values), ("mask", mask)):
+        if not (name == "mask" and value is None):
+            check_tensor(name, value)
+    if not isinstance(segments, Segments):
+        raise TypeError(f"segments: got {type(segments).__name__}, wanted Segments (see Segments.from_csr)")
     scores, values = autocast_first(scores), autocast_first(values)
     backend = _checked(scores, values, segments, mask, backend)
     real = torch.float64 if values.dtype == torch.float64 else torch.float32
@@ -189,8 +201,7 @@ def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | 
     if backend not in BACKENDS:
         raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
     for name, tensor in (("scores", scores), ("values", values)):
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name}: got {tensor.dtype}, wanted a floating-point type")
+        check_real(name, tensor)
     entries, heads = segments.num_entries, scores.shape[1:]
     if scores.ndim not in (1, 2) or len(scores) != entries or not all(heads):
         raise ValueError(f"scores: got shape {tuple(scores.shape)}, wanted ({entries},) or ({entries}, H)")

@@ -70,19 +70,27 @@ def train(
     Raises:
         InputError: A setting, the data or the run folder is wrong, or the training diverged.
         MemoryError: Memory ran out.
-        TypeError: There is no such setting, or `data` is of another kind.
+        TypeError: There is no such setting, or `data` or a callback is of another kind.
     """
     explicit = checked_settings("train", settings, data)
     if named_by_module(str(settings.get("score"))):
         import_score(settings["score"])  # named by the caller: a run folder's is not imported
-    callbacks = (callbacks,) if callable(callbacks) else callbacks or ()
+    called = _several(callbacks)
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
     with flushed_denormals(), TemporaryDirectory(prefix="lightcake_fast-") as passing:
         if explicit.keys() & {"out", "resume"}:
-            return _train(data, explicit, reporter, Interrupt(), callbacks)
-        result = _train(data, {**explicit, "out": passing}, reporter, Interrupt(), callbacks, kept=False)
+            return _train(data, explicit, reporter, Interrupt(), called)
+        result = _train(data, {**explicit, "out": passing}, reporter, Interrupt(), called, kept=False)
         _ = result.model  # read while the folder is there
     return result
+
+
+def _several(callbacks: Any) -> tuple[Callback, ...]:
+    given = (callbacks,) if callable(callbacks) else callbacks or ()
+    given = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(map(callable, given)):
+        raise TypeError(f"callbacks: got {callbacks!r}, wanted a function or several")
+    return given
 
 
 def checked_settings(function: str, settings: Mapping[str, Any], data: Any) -> dict[str, Any]:
@@ -125,7 +133,7 @@ def _train(
     explicit: Mapping[str, Any],
     reporter: Reporter,
     interrupt: Interrupt,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Sequence[Callback] = (),
     *,
     kept: bool = True,
     world: World | None = None,
@@ -138,7 +146,7 @@ def _train(
     """
     config, data, run = prepared(data, explicit, kept=kept, world=world, begun=begun)
     with run:
-        train_to_end(config, data, run, reporter, interrupt, tuple(callbacks))
+        train_to_end(config, data, run, reporter, interrupt, callbacks)
     return TrainingResult.of(run, data)
 
 

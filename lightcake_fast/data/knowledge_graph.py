@@ -35,6 +35,7 @@ class KnowledgeGraph:
         notes: What looked odd in the source or was left out, in words: what reading it warned of.
 
     Raises:
+        TypeError: A split is no array.
         ValueError: A split is neither int32 nor int64 `[T, 3]`, or holds an id out of range.
     """
 
@@ -105,7 +106,10 @@ class KnowledgeGraph:
     def __post_init__(self) -> None:
         limit = np.array([self.num_entities, self.num_relations, self.num_entities])
         for split in SPLITS:
-            triples = self.split(split)
+            triples: Any = self.split(split)
+            if not isinstance(triples, np.ndarray):
+                got = f"{split}: got {type(triples).__name__}"
+                raise TypeError(f"{got}, wanted an int32 array [T, 3] (from_triples takes names)")
             if triples.dtype not in (np.int32, np.int64) or triples.ndim != 2 or triples.shape[1] != 3:
                 raise ValueError(f"{split}: got {triples.dtype} {list(triples.shape)}, wanted int32 [T, 3]")
             if ((triples < 0) | (triples >= limit)).any():

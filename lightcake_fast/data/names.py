@@ -50,9 +50,13 @@ def check_encoding(kind: str, names: Sequence[str]) -> None:
 
     Raises:
         InputError: One has not.
+        TypeError: One is no string.
     """
     try:
         "".join(names).encode()
+    except TypeError as error:
+        name = next(name for name in names if not isinstance(name, str))
+        raise TypeError(f"{kind}: got the name {name!r}, wanted a string") from error
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         name = next(name for name in names if half in name)

@@ -1,5 +1,6 @@
 """A split of triples by chance that keeps every entity and every relation in training where it can."""
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,9 +43,12 @@ def split_triples(
         Train, valid and test, each in the order given; and what could not be kept, in words.
 
     Raises:
-        InputError: There are too few triples for one in each split.
+        InputError: There are too few triples for one in each split, or the seed is none.
     """
-    random = np.random.default_rng(seed)
+    try:
+        random = np.random.default_rng(operator.index(seed))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"seed: got {seed!r}, wanted a whole number of at least 0") from error
     asked = [max(round(share * len(triples)), 1) for share in shares[1:]]
     # of random() alone: its draws are the same in every numpy version
     order = np.argsort(random.random(len(triples)), kind="stable")

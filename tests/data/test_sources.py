@@ -286,6 +286,10 @@ def test_a_split_loses_nobody_where_it_need_not() -> None:
     assert [len(graph.split(split)) for split in ("train", "valid", "test")] == [96, 12, 12]
     assert_same(graph, KnowledgeGraph.from_triples(MANY, seed=3))
     assert graph.fingerprint != KnowledgeGraph.from_triples(MANY, seed=4).fingerprint
+    wrong: Any
+    for wrong in (-1, "3", 0.5, None):
+        with pytest.raises(InputError, match=f"seed: got {wrong!r}, wanted a whole number of at least 0"):
+            KnowledgeGraph.from_triples(MANY, seed=wrong)
     star = [("hub", f"r{n % 2}", f"leaf{n}") for n in range(50)]
     with pytest.warns(DataWarning, match="split: 10 entities have no training triple"):
         KnowledgeGraph.from_triples(star)

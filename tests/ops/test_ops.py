@@ -309,6 +309,11 @@ def test_a_forked_child_can_call() -> None:
         ({"entities": torch.zeros(60)}, r"entities: got shape \(60,\), wanted \(60, d\)"),
         ({"entities": torch.zeros(60, 4).long()}, r"entities: got torch.int64, wanted a floating-point type"),
         ({"relations": torch.zeros(10, 4)}, r"relations: got shape \(10, 4\), wanted \(20, d\)"),
+        (
+            {"entities": torch.zeros(60, 4).to(torch.float8_e4m3fn)},
+            r"entities: got torch.float8_e4m3fn, wanted",
+        ),
+        ({"entities": torch.zeros(60, 4).to_sparse()}, r"entities: got a tensor of layout torch.sparse_coo"),
         ({"relations": torch.zeros(20, 4).bool()}, r"relations: got torch.bool, wanted a floating-point"),
         ({"relations": torch.zeros(20, 5)}, r"relations: got width 5 and torch.float32, .*, 4 and"),
         ({"relations": torch.zeros(20, 4).double()}, r"relations: got width 4 and torch.float64, wanted"),

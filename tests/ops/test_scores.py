@@ -148,12 +148,18 @@ def test_wrong_blocks_are_refused(change: dict[str, Any], message: str) -> None:
         ({"phi_ent": lambda r, t: r.sum(-1)}, "phi_ent: got shapes"),
         ({"phi_rel": "sum"}, "phi_rel: got 'sum', wanted a function"),
         ({"psi": lambda h, r, t: (h @ t.T).diagonal()}, "psi: RuntimeError|psi: got shapes"),
+        ({"columns": 0}, "columns: got 0, wanted a whole number of at least 1"),
+        ({"columns": -1}, "columns: got -1, wanted"),
+        ({"columns": 2.0}, "columns: got 2.0, wanted"),
     ],
 )
 def test_wrong_scores_are_refused(change: dict[str, Any], message: str) -> None:
     given = SCORES["distmult"].__dict__ | change
     with pytest.raises(InputError, match=f"^score 'wrong': ({message})"):
         register_score("wrong", Score(**given))
+    name: Any = 5
+    with pytest.raises(InputError, match="name: got 5, wanted letters"):
+        register_score(name, SCORES["distmult"])
 
 
 def test_nothing_is_no_score() -> None:

@@ -251,6 +251,11 @@ def test_wrong_segments_are_refused(bounds: list[int], index: list[int], message
 def test_wrong_types_of_segments_are_refused() -> None:
     with pytest.raises(ValueError, match=r"indptr: got torch\.int32"):
         Segments.from_csr(torch.zeros(1, dtype=torch.int32), torch.zeros(0, dtype=torch.int64), 4)
+    lists: Any = [0, 1]
+    with pytest.raises(TypeError, match="indptr: got list, wanted a "):
+        Segments.from_csr(lists, torch.zeros(1, dtype=torch.int64), 2)
+    with pytest.raises(TypeError, match="edge_index: got list, wanted a "):
+        Segments.from_edge_index(lists, 2)
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -267,6 +272,20 @@ def test_wrong_arguments_are_refused() -> None:
             segment_softmax_aggregate(*arguments)
     with pytest.raises(ValueError, match="backend: got 'cuda'"):
         segment_softmax_aggregate(scores, values, segments, backend="cuda")
+    wrong: Any
+    for wrong, message in (
+        (([1.0], values, segments), "scores: got list, wanted a torch.Tensor"),
+        ((scores, values, "segments"), "segments: got str, wanted Segments"),
+        ((scores, values, segments, [True]), "mask: got list, wanted a torch.Tensor"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            segment_softmax_aggregate(*wrong)
+    for wrong, message in (
+        (values.to(torch.float8_e4m3fn), "values: got torch.float8_e4m3fn, wanted a floating-point type of"),
+        (values.to_sparse(), "values: got a tensor of layout torch.sparse_coo, wanted a dense one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            segment_softmax_aggregate(scores, wrong, segments)
 
 
 def test_segments_of_an_edge_index() -> None:

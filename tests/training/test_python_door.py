@@ -149,6 +149,10 @@ def test_wrong_calls_are_answered(tmp_path: Path) -> None:
         lightcake_fast.train("family:60", epoch=3)
     with pytest.raises(TypeError, match="triples: got dict, wanted an array, list or DataFrame"):
         lightcake_fast.train({})
+    wrong: Any
+    for wrong in (3, [3], [print, None]):
+        with pytest.raises(TypeError, match=r"callbacks: got .*, wanted a function or several"):
+            lightcake_fast.train("family:60", callbacks=wrong, **SMALL)
     with pytest.raises(InputError, match="lr: got 'fast', wanted a number above 0"):
         lightcake_fast.train("family:60", lr="fast")
     rows = np.array([[0, 0, 1]])
@@ -159,6 +163,18 @@ def test_wrong_calls_are_answered(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(InputError, match="x: its valid split is empty"):
         lightcake_fast.train(empty, **SMALL)
+    wrong = (1, "b")
+    with pytest.raises(TypeError, match="entities: got the name 1, wanted a string"):
+        lightcake_fast.train(KnowledgeGraph("x", wrong, ("r",), rows, rows, rows), **SMALL)
+    wrong = [[0, 0, 1]]
+    with pytest.raises(TypeError, match=r"valid: got list, wanted an int32 array \[T, 3\]"):
+        KnowledgeGraph("x", ("a", "b"), ("r",), rows, wrong, rows)
+
+
+def test_autocast_around_a_training_changes_nothing(result: TrainingResult) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        again = lightcake_fast.train("family:60", **SMALL)
+    assert again.metrics == result.metrics
 
 
 @pytest.mark.parametrize(
