@@ -64,7 +64,11 @@ class NTriples(Table):
         for number, row in enumerate(self._decode(block, line).removesuffix("\n").split("\n"), line):
             statement = _STATEMENT.fullmatch(row)
             if statement is not None and not statement[3].startswith('"'):
-                found += map(_name, statement.groups())
+                try:
+                    found += map(_name, statement.groups())
+                except (OverflowError, ValueError) as error:
+                    place = f"{self.path}:{number}"
+                    raise InputError(f"{place}: got an escape that stands for no character") from error
                 continue
             self.blank_lines.append(number)
             if statement is not None:

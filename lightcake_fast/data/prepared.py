@@ -31,6 +31,7 @@ def kept(
     if sum(path.stat().st_size for path in files) < SMALLEST_BYTES:
         return read()
     try:
+        before = _versions(files)
         place = cache_folder() / "prepared" / f"{content_key(files, options)}.safetensors"
     except (OSError, RuntimeError):  # a file that cannot be read, of which the reader tells; no home
         return read()
@@ -39,9 +40,16 @@ def kept(
         return found
     graph = read()
     with suppress(OSError):  # a cache that is full or read-only is none
+        if _versions(files) != before:  # what was read may not be what the key is of
+            return graph
         place.parent.mkdir(parents=True, exist_ok=True)
         save(place, graph, files[0].parent)
     return graph
+
+
+def _versions(files: Sequence[Path]) -> list[tuple[int, int, int]]:
+    found = [path.stat() for path in files]
+    return [(file.st_ino, file.st_size, file.st_mtime_ns) for file in found]
 
 
 def load(place: Path, name: str) -> KnowledgeGraph | None:

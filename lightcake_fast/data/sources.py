@@ -11,11 +11,12 @@ import numpy as np
 from lightcake_fast.data.assembly import assemble
 from lightcake_fast.data.formats import open_table
 from lightcake_fast.data.knowledge_graph import KnowledgeGraph
-from lightcake_fast.data.names import FIELDS, Source, columns_by_name
+from lightcake_fast.data.names import FIELDS, Source, columns_by_name, quote
 from lightcake_fast.data.splitting import parse_shares
 from lightcake_fast.errors import InputError
 
 _ROWS = 1 << 16
+_NO_ROWS = (str, bytes, dict, set, frozenset)  # that have no order, or another
 WANTED = (
     "an array, list or DataFrame of (head, relation, tail), a file, a MultiDiGraph of networkx, a "
     "TriplesFactory of PyKEEN, or Data or HeteroData of PyTorch Geometric"
@@ -46,13 +47,13 @@ class Rows:
         """The names of a block of triples.
 
         Raises:
-            TypeError: A row is a string or no row, or a name is no string.
+            TypeError: A row is a string, a set, a dictionary or no row, or a name is no string.
             InputError: A row has another number of names, or an empty one.
         """
         done, rows = 0, iter(self.rows)
         while block := list(islice(rows, _ROWS)):
             for row in block:
-                if isinstance(row, (str, bytes)) or not hasattr(row, "__len__"):
+                if isinstance(row, _NO_ROWS) or not hasattr(row, "__len__"):
                     raise TypeError(f"{self.place(done)}: got {row!r}, wanted (head, relation, tail)")
                 if len(row) != 3:
                     raise InputError(
@@ -101,7 +102,7 @@ def graph_of(
         found += [find(valid, "valid"), find(test, "test")]
     if name is None:
         name = Path(triples).name.partition(".")[0] if isinstance(triples, str | Path) else "triples"
-    ids = (_ids(found[0].entities), _ids(found[0].relations))
+    ids = (_ids(found[0].entities, "entities"), _ids(found[0].relations, "relations"))
     sources = [item.source for item in found]
     known = ("the entities of the triples", "the relations of the triples")
     return assemble(name, sources, *ids, ids_from=known, strip=strip, shares=parse_shares(split), seed=seed)
@@ -134,8 +135,14 @@ def find(triples: Any, label: str) -> Found:
     return Found(Rows(triples, label))
 
 
-def _ids(names: Sequence[str] | None) -> dict[str, int] | None:
-    return None if names is None else {name: number for number, name in enumerate(names)}
+def _ids(names: Sequence[str] | None, kind: str) -> dict[str, int] | None:
+    if names is None:
+        return None
+    ids: dict[str, int] = {}
+    for number, name in enumerate(names):
+        if ids.setdefault(name, number) != number:
+            raise InputError(f"{kind}: got the name {quote(name)} twice, wanted one for each id")
+    return ids
 
 
 def _frame(frame: Any, label: str) -> Rows:
@@ -187,16 +194,24 @@ def _from_pyg(data: Any, label: str) -> Found:
     if getattr(data, "edge_type", None) is None:
         raise InputError(f"{label}: got Data without edge_type, wanted a relation for each edge")
     ends, relations = data.edge_index.numpy(force=True), data.edge_type.numpy(force=True)
-    entities = getattr(data, "entity_names", None) or [str(n) for n in range(data.num_nodes)]
-    count = int(relations.max(initial=-1)) + 1
-    names = getattr(data, "relation_names", None) or [str(n) for n in range(count)]
+    entities = _names_of(data, "entity_names", data.num_nodes)
+    names = _names_of(data, "relation_names", int(relations.max(initial=-1)) + 1)
     return _numbered(np.stack([ends[0], relations, ends[1]], 1), entities, names, label)
+
+
+def _names_of(data: Any, field: str, count: int) -> list[str]:
+    """The names that a graph has, or numbers."""
+    names = getattr(data, field, None)
+    return [str(n) for n in range(count)] if names is None else list(names)
 
 
 def _from_hetero(data: Any, label: str) -> Found:
     """Entities are `TYPE:NUMBER`; a relation is called as its edge type, in full where that is not enough."""
     start: dict[str, int] = {}
     entities: list[str] = []
+    for kind in dict.fromkeys(kind for head, _, tail in data.edge_types for kind in (head, tail)):
+        if kind not in data.node_types or data[kind].num_nodes is None:
+            raise InputError(f"{label}: node type {kind!r} has neither num_nodes nor x, wanted its nodes")
     for kind in data.node_types:
         start[kind] = len(entities)
         entities += [f"{kind}:{number}" for number in range(data[kind].num_nodes)]
@@ -211,7 +226,18 @@ def _from_hetero(data: Any, label: str) -> Found:
 
 
 def _numbered(triples: Any, entities: Sequence[str], relations: Sequence[str], label: str) -> Found:
-    """Triples of numbers, whose names are known."""
+    """Triples of numbers, whose names are known.
+
+    Raises:
+        InputError: They are no whole numbers, or some have no name.
+    """
+    if triples.dtype.kind not in "iu":
+        raise InputError(f"{label}: got numbers of {triples.dtype}, wanted whole ones")
+    for column, names in enumerate((entities, relations, entities)):
+        numbers = triples[:, column]
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
+            got = f"{numbers.min()} to {numbers.max()}"
+            raise InputError(f"{label}: got {FIELDS[column]} numbers {got}, wanted 0 to {len(names) - 1}")
     rows = (
         (entities[head], relations[relation], entities[tail]) for head, relation, tail in triples.tolist()
     )

@@ -77,7 +77,7 @@ class Table:
         """Whole lines of the file, without a byte order mark, every line but a cut last one with its end."""
         first = True
         try:
-            with (gzip.open if self.path.suffix == ".gz" else open)(self.path, "rb") as file:
+            with (gzip.open if self.path.suffix.lower() == ".gz" else open)(self.path, "rb") as file:
                 while block := file.read(BLOCK_BYTES) + file.readline():
                     block = block.removeprefix(b"\xef\xbb\xbf") if first else block
                     first = False

@@ -5,18 +5,20 @@ from collections.abc import Iterable
 import torch
 from torch import Generator, nn
 
+from lightcake_fast.errors import InputError
+
 
 def check_at_least(least: int, **numbers: int) -> None:
-    """Raise ``ValueError`` for a number below ``least``."""
+    """Raise ``InputError`` for a number below ``least``."""
     for name, value in numbers.items():
         if value < least:
-            raise ValueError(f"{name}: got {value}, wanted at least {least}")
+            raise InputError(f"{name}: got {value}, wanted at least {least}")
 
 
 def check_choice(name: str, value: str, known: Iterable[str]) -> None:
-    """Raise ``ValueError`` for a value that is not one of ``known``."""
+    """Raise ``InputError`` for a value that is not one of ``known``."""
     if value not in known:
-        raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
+        raise InputError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
 
 
 def xavier(*shape: int, generator: Generator | None, dtype: torch.dtype) -> nn.Parameter:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from lightcake_fast import __version__, cli
+from lightcake_fast.data import KnowledgeGraph, load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 from lightcake_fast.reproduce.experiments import (
@@ -25,12 +26,12 @@ from lightcake_fast.reproduce.experiments import (
     run_settings,
 )
 from lightcake_fast.reproduce.paper import DATASETS
-from lightcake_fast.reproduce.runs import finished_run, finished_runs, folder_of, run
+from lightcake_fast.reproduce.runs import check_data, finished_run, finished_runs, folder_of, run
 from lightcake_fast.reproduce.tables import Table, draw
 from lightcake_fast.reproduce.targets import BUILDERS, Finished, table_1
 from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.terminal import Console
-from lightcake_fast.training.config import PRESETS, add_flags
+from lightcake_fast.training.config import PRESETS, add_flags, dataset_key
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.runtime import device_name, resolve_device
 
@@ -165,6 +166,7 @@ def _train(
         finished_alone: Leave out what none of the folders has.
     """
     found = finished_runs(folders)
+    own = {name: _own_data(name, common) for name in datasets if dataset_key(name) is None}
     settings: dict[Path, dict[str, Any]] = {}
     places: dict[str, dict[tuple[str, str], list[Path]]] = {}
     for name, experiment in chosen.items():
@@ -172,8 +174,12 @@ def _train(
         for row in experiment.rows:
             for dataset in datasets:
                 for seed in seeds:
-                    config = configuration(row, dataset, seed, common)
+                    data = own.get(dataset)
+                    triples = None if data is None else data.num_train
+                    config = configuration(row, dataset, seed, common, triples)
                     done = finished_run(config, found)
+                    if done is not None and data is not None:
+                        check_data(done, data)
                     if finished_alone and done is None:
                         continue
                     folder = done or folder_of(config, folders[0])
@@ -187,6 +193,11 @@ def _train(
         name: {cell: [outcomes[folder] for folder in folders] for cell, folders in cells.items()}
         for name, cells in places.items()
     }
+
+
+def _own_data(dataset: str, common: Mapping[str, Any]) -> KnowledgeGraph:
+    options = {name: common[name] for name in ("split", "strip") if name in common}
+    return load_dataset(dataset, common.get("data_dir"), **options)
 
 
 def _tables(

@@ -172,10 +172,12 @@ def run_settings(row: Row, dataset: str, seed: int, common: Settings) -> dict[st
     return {"dataset": dataset, "seed": seed, **row.base, **searched, **common, **row.settings}
 
 
-def configuration(row: Row, dataset: str, seed: int, common: Settings) -> TrainingConfig:
-    """The configuration of one run of a row.
+def configuration(
+    row: Row, dataset: str, seed: int, common: Settings, triples: int | None = None
+) -> TrainingConfig:
+    """The configuration of one run of a row, as its folder has it; of data of one's own by their triples.
 
     Raises:
         InputError: A value is wrong, or the row's model does not know the setting.
     """
-    return resolve(run_settings(row, dataset, seed, common))
+    return resolve(run_settings(row, dataset, seed, common), triples).anchored()

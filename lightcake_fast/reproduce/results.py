@@ -10,6 +10,7 @@ from lightcake_fast.reproduce.paper import published
 from lightcake_fast.reproduce.runs import read
 from lightcake_fast.reproduce.tables import Table, score_cells
 from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.progress import format_figure
 
 HEAD = [
     "data set",
@@ -55,8 +56,8 @@ def row(folder: Path) -> list[str]:
         label,
         config.preset,
         *score_cells([outcome], published(label, config.dataset)),
-        f"{results['test']['seen']['mrr']:.4f}",
-        f"{results['valid']['all']['mrr']:.4f}",
+        format_figure(results["test"]["seen"]["mrr"]),
+        format_figure(results["valid"]["all"]["mrr"]),
         f"{results['best_epoch']} of {results['epochs']}",
         f"{results['seconds']:.0f}",
         str(config.seed),

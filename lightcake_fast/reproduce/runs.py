@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightcake_fast import cli
+from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.process import prepare_process
 from lightcake_fast.train import main as train
 from lightcake_fast.training.config import TrainingConfig, fields
+from lightcake_fast.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -69,6 +71,16 @@ def finished_runs(places: Iterable[Path]) -> dict[str, Path]:
 def finished_run(config: TrainingConfig, found: Mapping[str, Path]) -> Path | None:
     """The folder of a finished run of a configuration among those of `finished_runs`."""
     return found.get(_digest(config))
+
+
+def check_data(folder: Path, data: KnowledgeGraph) -> None:
+    """See that a finished run is of these data: files may have changed since.
+
+    Raises:
+        InputError: It is of others.
+    """
+    if not RunFolder.is_of(folder, data):
+        raise InputError(f"{folder}: is of other data than {data.name} holds now: wanted another --out")
 
 
 def _digest(config: TrainingConfig) -> str:

@@ -192,7 +192,7 @@ class TrainingConfig:
         choices=("float32", "bfloat16"),
     )
     layers: int = _flag(
-        "context layers (0 for the plain score), or convolutions",
+        "context layers (0 for the plain score), or convolutions (at least 1)",
         "model",
         at_least=0,
         below=1000,

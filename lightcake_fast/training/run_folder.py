@@ -241,7 +241,7 @@ class RunFolder:
             )
         for place in places:
             data = load_dataset(str(place), config.data_dir, split=config.split, strip=config.strip)
-            if self._is_of(data):
+            if self.is_of(self.path, data):
                 break
         if data.name.startswith(_DATA) and place.parent.resolve() == self.path.expanduser().resolve():
             return dataclasses.replace(data, name=data.name.removeprefix(_DATA))
@@ -255,9 +255,10 @@ class RunFolder:
         if (path.parent / STUDY).exists():
             yield path.parent / known.name
 
-    def _is_of(self, data: KnowledgeGraph | ShardData) -> bool:
-        """Whether the run began on a data set, or on none yet."""
-        file = self.path / FINGERPRINT
+    @staticmethod
+    def is_of(path: Path, data: KnowledgeGraph | ShardData) -> bool:
+        """Whether the run in a folder began on a data set, or on none yet."""
+        file = path / FINGERPRINT
         return not file.exists() or file.read_bytes().strip() == data.fingerprint.encode()
 
     def update(self, config: TrainingConfig) -> None:
@@ -277,7 +278,7 @@ class RunFolder:
         file = self.path / FINGERPRINT
         if not file.exists():
             replace_text(file, data.fingerprint + "\n")
-        elif not self._is_of(data):
+        elif not self.is_of(self.path, data):
             raise InputError(f"{file}: the run began on another data set than {data.name}: wanted that one")
 
     def write_id_maps(self, data: KnowledgeGraph | ShardData) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lightcake_fast import cli
+from lightcake_fast.data import load_dataset, write_folder
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS
 from lightcake_fast.reproduce import __main__ as command
@@ -312,6 +313,23 @@ def test_targets_share_runs_and_a_second_call_trains_nothing(
     assert cli.run(command.main, elsewhere) == 0
 
 
+def test_data_of_ones_own_are_found_again_and_changed_ones_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_folder(load_dataset("family:60"), tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    flags = ["--dim", "4", "--epochs", "1", "--batch-size", "512"]
+    argv = ["entities", "--out", "out", "--datasets", "mine"]
+    assert cli.run(train, [*flags, "--dataset", "mine", "--task", "entity", "--model", "complex"]) == 0
+    assert cli.run(command.main, [*argv, "--finished", "--runs", "runs", "--", *flags]) == 0
+    assert "| ComplEx |" in (tmp_path / "out" / "entities.md").read_text()
+    test = tmp_path / "mine" / "test.tsv"
+    test.write_text("".join(test.read_text().splitlines(keepends=True)[:-3]))
+    capsys.readouterr()
+    assert cli.run(command.main, [*argv, "--finished", "--runs", "runs", "--", *flags]) == 2
+    assert "is of other data than mine holds now" in capsys.readouterr().err
+
+
 def test_a_run_is_timed_without_changing_it(tmp_path: Path) -> None:
     flags = ["--dataset", "family:60", "--dim", "4", "--epochs", "1", "--batch-size", "32"]
     for name, model, layered in (("context", "lightcake", True), ("none", "distmult", False)):
@@ -425,6 +443,11 @@ def test_finished_runs_are_listed(tmp_path: Path, capfd: pytest.CaptureFixture[s
     lines = capfd.readouterr().out.splitlines()
     assert len(lines) == 6
     assert all(line.startswith("| family:60 | LightCAKE-DistMult | best | 0.") for line in lines[4:])
+    found = json.loads((tmp_path / "0" / "results.json").read_text())
+    found["test"]["seen"] = dict.fromkeys(found["test"]["seen"]) | {"count": 0}
+    (tmp_path / "0" / "results.json").write_text(json.dumps(found))
+    assert cli.run(results.main, [str(tmp_path / "0")]) == 0
+    assert "| - |" in capfd.readouterr().out
 
 
 def test_what_is_finished_makes_a_table_of_its_own(
@@ -457,13 +480,13 @@ def test_the_rivals_and_the_ablation_are_trained(tmp_path: Path) -> None:
     assert cli.run(command.main, argv) == 0
     finished = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/results.json")]
     measured = {run["test"]["all"]["mrr"] for run in finished}
-    for name, mrr, labels in (("rivals", "test_mrr", 13), ("ablation", "mrr", 9)):
+    for name, mrr, labels in (("rivals", "test_mrr", 15), ("ablation", "mrr", 9)):
         with (tmp_path / f"{name}.csv").open() as file:
             rows = list(csv.DictReader(file))
         assert len(rows) == labels
         assert {float(row[mrr]) for row in rows} <= measured
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
-    assert len(finished) == 13 + 9 - 2  # both have LightCAKE-DistMult, which has no paths here to leave out
+    assert len(finished) == 15 + 9 - 2  # both have LightCAKE-DistMult, which has no paths here to leave out
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -60,6 +61,22 @@ def test_other_content_is_read(
     after = read_folder(write(tmp_path / "set", **changed))
     assert after.fingerprint != before.fingerprint
     assert reads == ["set", "set"]
+
+
+def test_content_that_changes_while_it_is_read_is_not_kept(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "set")
+    key = prepared.content_key
+
+    def changing(files: Sequence[Path], options: str = "") -> str:
+        found = key(files, options)
+        files[0].write_text(files[0].read_text() + "a\tr\ta\n")
+        return found
+
+    monkeypatch.setattr(prepared, "content_key", changing)
+    read_folder(folder)
+    assert not cache.exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"damaged", None])

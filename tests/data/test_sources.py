@@ -138,6 +138,20 @@ def test_n_triples(tmp_path: Path) -> None:
         KnowledgeGraph.from_triples(held, held, path)
 
 
+def test_an_escape_of_no_character(tmp_path: Path) -> None:
+    path = tmp_path / "x.nt"
+    path.write_text("<a> <r> <b> .\n<a> <r> <\\UFFFFFFFF> .\n")
+    with pytest.raises(InputError, match=r"x\.nt:2: got an escape that stands for no character"):
+        KnowledgeGraph.from_triples(path)
+
+
+@pytest.mark.filterwarnings("ignore::lightcake_fast.errors.DataWarning")
+def test_suffixes_in_capitals(tmp_path: Path) -> None:
+    path = tmp_path / "X.TSV.GZ"
+    path.write_bytes(gzip.compress(b"a\tr\tb\nb\ts\tc\n"))
+    assert KnowledgeGraph.from_triples(path, path, path).train.tolist() == [[0, 0, 1], [1, 1, 2]]
+
+
 def test_parquet(tmp_path: Path, expected: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     frame, pandas = to_other_frame(TRAIN), pytest.importorskip("pandas")
     monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
@@ -176,6 +190,39 @@ def test_pyg_and_back(expected: KnowledgeGraph) -> None:
         KnowledgeGraph.from_triples(*data)
 
 
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"relation_names": ["r", "r"]}, "relations: got the name 'r' twice, wanted one for each id"),
+        ({"entity_names": ["a", "b", "b", "c"]}, "entities: got the name 'b' twice"),
+        ({"relation_names": ["r"]}, "triples: got relation numbers 0 to 1, wanted 0 to 0"),
+        ({"num_nodes": 2, "entity_names": None}, "triples: got head numbers 0 to 2, wanted 0 to 1"),
+        ({"edge_type": [0, -1, 0]}, "triples: got relation numbers -1 to 0, wanted 0 to 1"),
+        ({"edge_index": [[0, 1, 2], [1, -1, 0]]}, "triples: got tail numbers -1 to 1, wanted 0 to 3"),
+        ({"edge_type": [0.0, 1.0, 0.0]}, "triples: got numbers of float64, wanted whole ones"),
+    ],
+)
+def test_pyg_whose_numbers_have_no_names(
+    expected: KnowledgeGraph, changed: dict[str, Any], problem: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch_geometric")
+    data = expected.to_pyg()
+    for name, value in changed.items():
+        tensor = name.startswith("edge")
+        setattr(data, name, torch.tensor(value) if tensor else value)
+    with pytest.raises(InputError, match=problem):
+        KnowledgeGraph.from_triples(data, data, data)
+
+
+def test_pyg_whose_names_are_an_array(expected: KnowledgeGraph) -> None:
+    pytest.importorskip("torch_geometric")
+    data = [expected.to_pyg(split) for split in ("train", "valid", "test")]
+    for item in data:
+        item.entity_names = np.array(item.entity_names)
+    assert_same(KnowledgeGraph.from_triples(*data), expected)
+
+
 def test_pyg_of_several_types() -> None:
     torch = pytest.importorskip("torch")
     data = pytest.importorskip("torch_geometric.data").HeteroData()
@@ -211,6 +258,8 @@ def test_pyg_of_several_types() -> None:
         (np.zeros((2, 3), int), TypeError, r"triples\[0\]: got 0 for the head"),
         (["arb"], TypeError, r"triples\[0\]: got 'arb', wanted \(head, relation, tail\)"),
         ([3], TypeError, r"triples\[0\]: got 3, wanted"),
+        ([{"head": "a", "relation": "r", "tail": "b"}], TypeError, r"triples\[0\]: got \{'head': 'a'"),
+        ([{"a", "r", "b"}], TypeError, r"triples\[0\]: got \{.*, wanted \(head, relation, tail\)"),
         (b"file", TypeError, "triples: got bytes, wanted an array, list or DataFrame"),
         (7, TypeError, "triples: got int, wanted an array"),
         ([*TRAIN, ("a", "b")], InputError, r"triples\[4\]: got 2 names, wanted head, relation and tail"),
@@ -227,6 +276,12 @@ def test_mistakes(triples: Any, error: type[Exception], problem: str) -> None:
 
 
 def test_wrong_containers() -> None:
+    torch = pytest.importorskip("torch")
+    hetero = pytest.importorskip("torch_geometric.data").HeteroData()
+    hetero["a"].num_nodes = 2
+    hetero["a", "to", "b"].edge_index = torch.tensor([[0, 1], [1, 0]])
+    with pytest.raises(InputError, match="triples: node type 'b' has neither num_nodes nor x"):
+        KnowledgeGraph.from_triples(hetero)
     with pytest.raises(InputError, match="triples: got columns a, b, wanted head, relation and tail"):
         KnowledgeGraph.from_triples(to_frame([("x", "y")], "ab"))
     networkx = pytest.importorskip("networkx")

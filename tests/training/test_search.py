@@ -155,6 +155,14 @@ def test_trials_that_fail_leave_the_others(
     assert "no trial came to a validation MRR" in capsys.readouterr().err
 
 
+def test_what_a_model_refuses_ends_a_trial(module: Any, tmp_path: Path) -> None:
+    settings = {**SMALL, "quiet": True, "model": "rgcn", "sampler": "grid", "epochs": 1}
+    del settings["layers"], settings["backend"]
+    study = lightcake_fast.search("family:60", out=tmp_path, vary={"layers": [0, 1]}, **settings)
+    assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
+    assert study.trials[0].user_attrs["cause"] == "layers: got 0, wanted at least 1"
+
+
 def test_hopeless_trials_are_ended_early(module: Any, tmp_path: Path) -> None:
     settings = {**SMALL, "epochs": 4, "quiet": True, "sampler": "random", "trials": 8, "dim": 4}
     study = lightcake_fast.search("family:60", out=tmp_path, vary={"lr": (1e-5, 1e-1)}, **settings)
