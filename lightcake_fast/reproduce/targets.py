@@ -198,8 +198,8 @@ def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finish
         "which all have where their settings ask for them, and LightCAKE's mixing; RotatE's relations have "
         "d / 2 numbers for d, those of TransH 2 d. Steps and layers are timed when the table is made, on the "
         "threads that it has: medians of 12, a layer forward and backward, its share of refining both "
-        "tables. Memory is that of the whole process in training. A step without context scores its pairs and "
-        "no more, so scores without layers train many more triples a second."
+        "tables. Memory is that of the whole process in training. A step without context scores its pairs "
+        "and no more, so scores without layers train many more triples a second."
     )
     return Table(experiment.title, head, rows, [note], records)
 

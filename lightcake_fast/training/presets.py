@@ -208,7 +208,10 @@ _BEST_ENTITY_CONTEXT: dict[str, Settings] = {
 }
 _BEST_ENTITY_ALONE: dict[str, Settings] = {"fb15k-237": {"epochs": 22}, "wn18rr": {"epochs": 22}}
 # For LightCAKE with one score, and for scores that are distances, whose rows need not be short and go far.
-_BEST_ENTITY_SCORE: dict[tuple[str, str], Settings] = {("wn18rr", "distmult"): {"lr": 5e-3}}
+_BEST_ENTITY_SCORE: dict[tuple[str, str], Settings] = {
+    ("fb15k-237", "rotate"): {"mixing": False, "epochs": 22},
+    ("wn18rr", "distmult"): {"lr": 5e-3},
+}
 _BEST_ENTITY_DISTANCE: dict[str, Settings] = {"family": {"lr": 4e-2}, "wn18rr": {"lr": 2e-2}}
 WIDE = 1_000_000  # training triples of one's own: with more, rows that rank entities are no wider than others
 _DISTANCES = ("transe", "rotate")
