@@ -80,7 +80,9 @@ def check_data(folder: Path, data: KnowledgeGraph) -> None:
         InputError: It is of others.
     """
     if not RunFolder.is_of(folder, data):
-        raise InputError(f"{folder}: is of other data than {data.name} holds now: wanted another --out")
+        raise InputError(
+            f"{folder}: is of other data than {data.name} holds now: wanted it away, or another --out"
+        )
 
 
 def _digest(config: TrainingConfig) -> str:
