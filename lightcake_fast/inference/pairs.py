@@ -68,9 +68,9 @@ def read_rows(file: BinaryIO, name: str, kind: str) -> Iterator[tuple[str, list[
             raise InputError(f"{place}: got byte 0x{data[error.start]:02x}, wanted UTF-8 text") from error
         if "\0" in line:
             raise InputError(f"{place}: got a NUL byte, wanted text")
-        if not line.strip():
-            continue
         fields = line.split("\t")
+        if len(fields) == 1 and not line.strip():
+            continue
         if len(fields) != len(FIELDS[kind]) or "" in fields:
             count = f"{len(fields)} field{'s' * (len(fields) > 1)}"
             got = "an empty name" if "" in fields else count

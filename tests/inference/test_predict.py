@@ -217,6 +217,7 @@ def test_a_file_without_pairs_gives_the_header_alone(
         (b"a\n", "got 1 field, wanted head<TAB>tail"),
         (b"a\tb\tc\n", "got 3 fields, wanted head<TAB>tail"),
         (b"\tb\n", "got an empty name, wanted head<TAB>tail"),
+        (b"\t\n", "got an empty name, wanted head<TAB>tail"),
         (b"a\0\tb\n", "got a NUL byte, wanted text"),
         (b"a\xff\tb\n", "got byte 0xff, wanted UTF-8 text"),
         (b"a" * 100_000, "got a line of 65,536 bytes or more, wanted head<TAB>tail"),
