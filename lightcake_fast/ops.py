@@ -235,9 +235,10 @@ def layer_backend(score: str, backend: str, entities: Tensor, relations: Tensor)
 
 def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
     """Raise ``TypeError`` for an argument that is no tensor, or no graph."""
-    for name, value in (("entities", entities), ("relations", relations), ("mask", mask)):
-        if not (name == "mask" and value is None):
-            check_tensor(name, value)
+    check_tensor("entities", entities)
+    check_tensor("relations", relations)
+    if mask is not None:
+        check_tensor("mask", mask)
     if not hasattr(type(graph), "context_triples"):
         raise TypeError(
             f"graph: got {type(graph).__name__}, wanted a ContextGraph (see ContextGraph.from_triples)"

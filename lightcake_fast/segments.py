@@ -169,9 +169,10 @@ def segment_softmax_aggregate(
         TypeError: an argument is no tensor, or no segments.
         ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
     """
-    for name, value in (("scores", scores), ("values", values), ("mask", mask)):
-        if not (name == "mask" and value is None):
-            check_tensor(name, value)
+    check_tensor("scores", scores)
+    check_tensor("values", values)
+    if mask is not None:
+        check_tensor("mask", mask)
     if not isinstance(segments, Segments):
         raise TypeError(f"segments: got {type(segments).__name__}, wanted Segments (see Segments.from_csr)")
     scores, values = autocast_first(scores), autocast_first(values)

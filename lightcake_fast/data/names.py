@@ -1,5 +1,6 @@
 """Names and where they come from; what looks like a mistake in them, and is kept as it is."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -61,6 +62,17 @@ def check_encoding(kind: str, names: Sequence[str]) -> None:
         half = error.object[error.start]
         name = next(name for name in names if half in name)
         raise InputError(f"{kind}: got the name {quote(name)}, which UTF-8 cannot encode") from error
+
+
+def check_distinct(kind: str, names: Sequence[str]) -> None:
+    """Check that names stand for one id each.
+
+    Raises:
+        InputError: One stands for two.
+    """
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
+        raise InputError(f"{kind}: got the name {quote(twice)} twice, wanted one for each id")
 
 
 def trim(name: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from lightcake_fast.data.assembly import assemble
 from lightcake_fast.data.formats import open_table
 from lightcake_fast.data.knowledge_graph import KnowledgeGraph
-from lightcake_fast.data.names import FIELDS, Source, columns_by_name, quote
+from lightcake_fast.data.names import FIELDS, Source, check_distinct, columns_by_name
 from lightcake_fast.data.splitting import parse_shares
 from lightcake_fast.errors import InputError
 
@@ -138,11 +138,8 @@ def find(triples: Any, label: str) -> Found:
 def _ids(names: Sequence[str] | None, kind: str) -> dict[str, int] | None:
     if names is None:
         return None
-    ids: dict[str, int] = {}
-    for number, name in enumerate(names):
-        if ids.setdefault(name, number) != number:
-            raise InputError(f"{kind}: got the name {quote(name)} twice, wanted one for each id")
-    return ids
+    check_distinct(kind, names)
+    return {name: number for number, name in enumerate(names)}
 
 
 def _frame(frame: Any, label: str) -> Rows:

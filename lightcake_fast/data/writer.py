@@ -1,6 +1,5 @@
 """Writer for a folder of tab-separated triples, which the reader gives back as it was."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 
 from lightcake_fast.data.assembly import drop_duplicates
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
-from lightcake_fast.data.names import check_encoding, quote
+from lightcake_fast.data.names import check_distinct, check_encoding, quote
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 
@@ -49,9 +48,7 @@ def check_readable(data: KnowledgeGraph) -> None:
     """
     for kind, names in (("entities", data.entities), ("relations", data.relations)):
         check_encoding(kind, names)
-        if len(set(names)) < len(names):
-            twice = next(name for name, count in Counter(names).items() if count > 1)
-            raise InputError(f"{kind}: got the name {quote(twice)} twice, wanted one for each id")
+        check_distinct(kind, names)
     trained = np.bincount(data.train[:, 1], minlength=data.num_relations) > 0
     for split in SPLITS:
         triples = data.split(split).astype(np.int32, copy=False)

@@ -164,9 +164,8 @@ class TrainedModel:
         (prediction,) = self.predict_entities([question], top=1)
         likeliest = prediction.entities[0]
         names = prediction.triple(likeliest.entity if answer is None else answer)
-        (head, *notes), (tail, *more) = self.entity(names[0], "head"), self.entity(names[2], "tail")
-        known = tuple(note for note in (*notes, *more) if note)
-        case = Case((head, self.relation(names[1]), tail), names, prediction.asked, likeliest, known)
+        ((head, tail),), (notes,) = self._ids([names[::2]])
+        case = Case((head, self.relation(names[1]), tail), names, prediction.asked, likeliest, notes)
         return self._explained(case, top)
 
     def embeddings(self) -> Embeddings:

@@ -23,6 +23,7 @@ from lightcake_fast.sharding.world import World
 FORMAT = 1
 INDEX = "partition.json"
 NAMES = "names.json"
+_PARTS_OWN = re.compile(rf"rank-\d{{5}}|\..+{re.escape(TEMPORARY)}")
 _FIELDS = {"name": str, "fingerprint": str, "num_entities": int, "num_relations": int, "parts": int}
 
 
@@ -171,7 +172,6 @@ def _check_replaceable(folder: Path, data: KnowledgeGraph) -> None:
             raise InputError(f"{folder} holds {entry.name}, which is of no partition: wanted another folder")
 
 
-_PARTS_OWN = re.compile(rf"rank-\d{{5}}|\..+{re.escape(TEMPORARY)}")
 _LAYOUT = ("rows", "halo", "halo_from", "sent", "sent_to")
 _TRIPLES = ("number", "triples", "owners")
 
