@@ -1,9 +1,8 @@
 """One record a model: all that flags, presets, tables and training know of it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from lightcake_fast.models.a2n import A2N
 from lightcake_fast.models.base import RelationModel
@@ -37,7 +36,6 @@ class ModelSpec:
         context: Fields of the configuration that its training takes because it reads the graph; empty for a
             score without context.
         nearest: The LightCAKE score whose presets it takes; None takes those of the `score` chosen.
-        overrides: Settings of these presets that are others for it.
         ranks_entities: Whether it takes `--task entity`.
     """
 
@@ -46,7 +44,6 @@ class ModelSpec:
     arguments: tuple[str, ...] = ()
     context: tuple[str, ...] = ()
     nearest: str | None = "distmult"
-    overrides: Mapping[str, Any] = field(default_factory=dict)
     ranks_entities: bool = True
 
     @property
@@ -55,14 +52,10 @@ class ModelSpec:
         return self.arguments + self.context
 
 
-# Without context a step is cheap and learns less.
-_WITHOUT_CONTEXT = {"layers": 0, "mask_targets": False, "row_dropout": 0.0, "epochs": 40}
-
-
 def _plain(
     label: str, make: Callable[..., RelationModel], nearest: str, ranks_entities: bool = True
 ) -> ModelSpec:
-    return ModelSpec(make, label, nearest=nearest, overrides=_WITHOUT_CONTEXT, ranks_entities=ranks_entities)
+    return ModelSpec(make, label, nearest=nearest, ranks_entities=ranks_entities)
 
 
 MODELS: dict[str, ModelSpec] = {
@@ -85,16 +78,14 @@ MODELS: dict[str, ModelSpec] = {
         "R-GCN",
         arguments=("layers", "decomposition", "bases"),
         context=("mask_targets",),
-        overrides={"layers": 1},
     ),
     "compgcn": ModelSpec(
         CompGCN,
         "CompGCN-like",
         arguments=("layers", "composition"),
         context=("mask_targets",),
-        overrides={"layers": 1},
     ),
-    "a2n": ModelSpec(A2N, "A2N-like", context=("mask_targets", "backend"), overrides={"layers": 1}),
+    "a2n": ModelSpec(A2N, "A2N-like", context=("mask_targets", "backend")),
 }
 
 

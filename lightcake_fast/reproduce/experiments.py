@@ -8,12 +8,13 @@ from lightcake_fast.models import MODELS
 from lightcake_fast.reproduce.rivals import (
     NO_TERMS,
     SEARCHED,
+    TERMS,
     Settings,
     without_terms,
 )
 from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.training.config import TrainingConfig, dataset_key
-from lightcake_fast.training.presets import TERMS, resolve
+from lightcake_fast.training.presets import resolve
 
 MOST_LAYERS = 5
 ENTITY_SCORES = ("distmult", "complex", "rotate")

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lightcake_fast.training.presets import BEST, BEST_TERMS
+from lightcake_fast.data.public import PUBLIC_DATASETS
+from lightcake_fast.training.presets import preset_settings
 
 Settings = Mapping[str, Any]
 
+TERMS: Settings = {"profile": "score", "links": True}
 NO_TERMS: Settings = {"profile": "none", "links": False, "paths": False, "mixing": False}
 
 _WN18RR: Settings = {"profile": "both", "paths": True, "dim": 64, "row_dropout": 0.8, "epochs": 8}
@@ -50,9 +52,9 @@ SEARCHED: dict[str, dict[str, Settings]] = {
 
 
 def without_terms(score: str) -> dict[str, Settings]:
-    """What LightCAKE's presets of a score are where the terms have not changed them, by data set."""
+    """LightCAKE's presets of a score before the rules of LightCAKE alone changed them, by data set."""
     found: dict[str, Settings] = {}
-    for key in dict.fromkeys(key for key, _ in BEST):
-        searched = (key, score if (key, score) in BEST else "distmult")
-        found[key] = {name: BEST[searched][name] for name in BEST_TERMS.get(searched, {})}
+    for key in ("family", *PUBLIC_DATASETS):
+        whole, base = (preset_settings("best", key, model, score) for model in ("lightcake", None))
+        found[key] = {name: base[name] for name, value in whole.items() if base[name] != value}
     return found

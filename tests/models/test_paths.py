@@ -16,7 +16,7 @@ from lightcake_fast.models.path_search import seek
 from lightcake_fast.models.paths import PathKinds
 from lightcake_fast.sharding.world import World
 from lightcake_fast.train import prepared
-from lightcake_fast.training import experiment, presets
+from lightcake_fast.training import experiment
 from lightcake_fast.training.experiment import Experiment
 from tests.support.comparison import assert_close, assert_same_bits
 from tests.support.graphs import CPU_GRAPHS
@@ -181,9 +181,13 @@ def test_what_paths_do_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
         experiment.check(made.config, made.data)
 
 
-def test_presets_keep_paths_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(presets.BEST_TERMS, ("family", "distmult"), {**presets.TERMS, "paths": True})
-    flags: dict[str, Any] = {"dataset": "family:60", "dim": 4, "out": str(tmp_path / "several")}
+def test_paths_stay_on_under_torchrun(tmp_path: Path) -> None:
+    flags: dict[str, Any] = {
+        "dataset": "family:60",
+        "paths": True,
+        "dim": 4,
+        "out": str(tmp_path / "several"),
+    }
     config, _, run = prepared(None, flags, world=World())
     assert config.paths
     assert run.config.paths

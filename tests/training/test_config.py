@@ -2,17 +2,34 @@ import argparse
 import dataclasses
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, ModelSpec
-from lightcake_fast.training.config import GROUPS, TrainingConfig, add_flags, fields, resumed
+from lightcake_fast.scores import BUILT_IN
+from lightcake_fast.training import presets
+from lightcake_fast.training.config import (
+    GROUPS,
+    PRESETS,
+    TASKS,
+    TrainingConfig,
+    add_flags,
+    fields,
+    resumed,
+)
 from lightcake_fast.training.experiment import build_model
-from lightcake_fast.training.presets import BEST, BEST_TERMS, OWN_DATA, PAPER, TERMS, preset_title, resolve
+from lightcake_fast.training.presets import preset_settings, preset_title, resolve
 from lightcake_fast.training.settings_file import read_settings
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FIXED_ON_RESUME = [
     "preset",
@@ -60,7 +77,8 @@ def test_paper_preset_is_the_papers() -> None:
 def test_best_preset_has_a_valid_row_for_every_data_set(dataset: str, score: str) -> None:
     config = resolve({"dataset": dataset, "score": score})
     assert config.preset == "best"
-    row = {**BEST[dataset, score], **BEST_TERMS.get((dataset, score), {})}
+    row = preset_settings("best", dataset, "lightcake", score)
+    assert row != preset_settings("best", "some/folder", "lightcake", score)
     assert config.saved().items() >= row.items()
 
 
@@ -101,20 +119,35 @@ def test_without_layers_nothing_is_mixed() -> None:
 def test_presets_name_the_fields_without_default_and_what_came_later() -> None:
     needed = {field.name for field, _, _ in fields() if field.default is dataclasses.MISSING}
     named = frozenset(needed | {"weight_average", "paths"})  # whose defaults open older run folders
-    assert {frozenset(settings) for settings in (PAPER, OWN_DATA, *BEST.values())} == {named}
+    pairs = [("paper", "family"), ("best", "family"), ("best", "some/folder"), ("best", "wn18rr")]
+    assert {frozenset(preset_settings(*pair, None, "distmult")) for pair in pairs} == {named}
 
 
 @pytest.mark.parametrize(
-    ("dataset", "row"),
-    [
-        ("WN18RR", {**BEST["wn18rr", "distmult"], **BEST_TERMS["wn18rr", "distmult"]}),
-        ("family:500:3", {**BEST["family", "distmult"], **BEST_TERMS["family", "distmult"]}),
-        ("./wn18rr", {**OWN_DATA, **TERMS}),
-        ("some/folder", {**OWN_DATA, **TERMS}),
-    ],
+    ("dataset", "key"),
+    [("WN18RR", "wn18rr"), ("family:500:3", "family"), ("./wn18rr", "own"), ("some/folder", "own")],
 )
-def test_best_preset_by_spelling_of_the_data_set(dataset: str, row: dict[str, Any]) -> None:
+def test_best_preset_by_spelling_of_the_data_set(dataset: str, key: str) -> None:
+    row = preset_settings("best", key, "lightcake", "distmult")
     assert resolve({"dataset": dataset}).saved().items() >= row.items()
+
+
+def test_preset_rules_name_known_fields_and_conditions() -> None:
+    text = (Path(presets.__file__).parent / "presets.toml").read_text(encoding="utf-8")
+    names = {field.name for field, _, _ in fields()}
+    conditions = {
+        "preset": set(PRESETS),
+        "task": set(TASKS),
+        "dataset": {"family", "own", *PUBLIC_DATASETS},
+        "model": {"no-context", *MODELS},
+        "score": {"built-in", *BUILT_IN},
+    }
+    for rule in tomllib.loads(text)["rule"]:
+        when = rule.pop("when")
+        assert rule.keys() <= names
+        assert when.pop("min_triples", 1) > 0
+        for name, value in when.items():
+            assert {value} if isinstance(value, str) else set(value) <= conditions[name], (name, value)
 
 
 @pytest.mark.parametrize("triples", [1, 100, 3000, 20_000, 1_000_000])
@@ -137,7 +170,7 @@ def test_a_flag_overrides_the_preset(preset: str) -> None:
     flags = parsed("--preset", preset, "--layers", "0", "--relation-bias", "--no-mask-targets", "--lr", "1")
     config = resolve(flags)
     assert (config.layers, config.relation_bias, config.mask_targets, config.lr) == (0, True, False, 1.0)
-    assert config.dim == (256 if preset == "paper" else BEST["family", "distmult"]["dim"])
+    assert config.dim == (256 if preset == "paper" else 64)
 
 
 def test_every_field_is_a_flag_with_help_in_a_group() -> None:
@@ -230,8 +263,8 @@ def test_every_model_has_settings_in_every_preset(model: str, preset: str, datas
 @pytest.mark.parametrize("spec", MODELS.values(), ids=MODELS)
 def test_a_models_record_names_fields_and_presets(spec: ModelSpec) -> None:
     names = {field.name for field in dataclasses.fields(TrainingConfig)}
-    assert names >= {*spec.own, *spec.overrides}
-    assert spec.nearest in {None, *(score for _, score in BEST)}
+    assert names >= {*spec.own}
+    assert spec.nearest in {None, *BUILT_IN}
 
 
 def test_the_command_of_the_moment_is_not_saved() -> None:
