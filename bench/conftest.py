@@ -11,15 +11,14 @@ import torch
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measuring import DATA, DEVICES, found, machine, synchronise, timed
-from bench.report.measurements import NOT_RUN, Measurement, NotRun
-from bench.report.tables import print_table, tables
+from bench.report import NOT_RUN, print_tables, rows_of
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.process import prepare_process
 from lightcake_fast.terminal import Console
 
 SECONDS = 0.5  # of rounds for one figure, at least one round and at most ten
-_NOT_RUN = pytest.StashKey[list[NotRun]]()
+_NOT_RUN = pytest.StashKey[list[dict[str, str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -72,7 +71,7 @@ def not_run(request: pytest.FixtureRequest) -> Callable[..., NoReturn]:
     """Note for the report what is not measured here and why, and skip."""
 
     def note(reason: str, **what: str) -> NoReturn:
-        entry = NotRun(reason=reason, **what)
+        entry = {**what, "reason": reason}
         entries = request.config.stash[_NOT_RUN]
         if entry not in entries:
             entries.append(entry)
@@ -126,7 +125,7 @@ def pytest_benchmark_update_json(
     config: pytest.Config, benchmarks: object, output_json: dict[str, Any]
 ) -> None:
     """Put what was not run beside the figures."""
-    output_json[NOT_RUN] = [entry.to_dict() for entry in config.stash[_NOT_RUN]]
+    output_json[NOT_RUN] = config.stash[_NOT_RUN]
 
 
 @pytest.hookimpl(trylast=True)
@@ -135,8 +134,4 @@ def pytest_terminal_summary(config: pytest.Config) -> None:
     session = getattr(config, "_benchmarksession", None)
     benchmarks = [] if session is None else [bench for bench in session.benchmarks if bench]
     entries = json.loads(json.dumps([bench.as_dict(include_data=False) for bench in benchmarks]))
-    measurements = [Measurement.from_entry(entry) for entry in entries]
-    left_out = config.stash[_NOT_RUN]
-    console = Console()
-    for table in tables(measurements, left_out):
-        print_table(console, table)
+    print_tables(Console(), rows_of(entries), config.stash[_NOT_RUN])

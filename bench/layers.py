@@ -212,28 +212,6 @@ BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
     "gather": GatherStep,
 }
 
-# Rows of d numbers that an implementation gathers for each context triple, in those of its tables. Source:
-# docs/op.md, passes.
-_GATHERED_ROWS = {
-    **{name: {"forward": 2, "backward": 4, "both": 6} for name in (*SCORE_OF, BFLOAT16)},
-    HALF_ROWS: {"forward": 1, "backward": 3, "both": 4},
-}
-_GATHERED_ROWS["gather"] = _GATHERED_ROWS["lightcake"]
-
-
-def gathered_bytes(given: LayerInput, name: str, mode: str) -> int | None:
-    """Bytes of the rows that an implementation gathers, where that is known: caches may serve some of them.
-
-    Args:
-        given: what it computes from.
-        name: a key of ``BUILDERS``.
-        mode: "forward", "backward", "both" or its "replay".
-    """
-    rows = _GATHERED_ROWS.get(name)
-    if name == "gather" and given.graph.device.type != "cpu":
-        rows = {"forward": 1, "backward": 2, "both": 3}
-    return None if rows is None else rows.get(mode, rows["both"]) * given.context_triples * given.row_bytes
-
 
 def predicted_peak(given: LayerInput, name: str) -> int:
     """Peak bytes of forward and backward: so many d-wide rows a context triple, or tables of N rows.

@@ -17,7 +17,6 @@ from bench.layers import (
     SCORE_OF,
     LayerInput,
     LayerStep,
-    gathered_bytes,
     predicted_peak,
 )
 from bench.measuring import available_bytes, timed
@@ -153,6 +152,5 @@ def test_layer(case: Case, mode: str, data: KnowledgeGraph, device: torch.device
         relations=data.num_relations,
         dim=DIM,
         parameters=step.parameters,
-        gathered_bytes=gathered_bytes(case.given, case.name, mode),
         peak_bytes=case.peak if mode == "both" else None,
     )

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.equality import TOLERANCE, largest_difference
-from bench.layers import BUILDERS, LayerInput, gathered_bytes
+from bench.layers import BUILDERS, LayerInput
 from bench.measuring import timed
 from bench.memory import peak_of_call
 from lightcake_fast.graph import ContextGraph
@@ -69,6 +69,5 @@ def test_scaling(kind: str, size: int, name: str, device: torch.device, measure:
         relations=given.graph.num_relations,
         dim=given.entities.shape[1],
         parameters=step.parameters,
-        gathered_bytes=gathered_bytes(given, name, "both"),
         peak_bytes=peak,
     )

@@ -1,1 +1,0 @@
-"""The report on a benchmark run: `python -m bench.report RESULTS.json`."""
