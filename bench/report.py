@@ -146,12 +146,17 @@ def read_results(path: Path) -> tuple[list[Row], list[dict[str, str]]]:
     return rows, content.get(NOT_RUN, [])
 
 
-def main(argv: Sequence[str]) -> None:
-    """Print the report."""
+def make_parser() -> ArgumentParser:
+    """The command's flags."""
     parser = ArgumentParser("python -m bench.report", "Print the tables of a benchmark run.", EXAMPLES)
     parser.add_argument("results", metavar="RESULTS.json", type=Path, help="file that --benchmark-json wrote")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="file of a figure, PNG or SVG")
-    options = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the report."""
+    options = make_parser().parse_args(argv)
     rows, left_out = read_results(options.results)
     if options.figure is not None:
         draw(rows, options.figure)

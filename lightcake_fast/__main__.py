@@ -14,7 +14,6 @@ COMMANDS = {
     "export": "write refined embeddings for other programs",
     "search": "search settings on the validation split",
     "partition": "divide a data set among several processes",
-    "reproduce": "make the paper's tables and figures anew",
 }
 
 

@@ -11,22 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from lightcake_fast import cli
-from lightcake_fast.data import load_dataset, write_folder
-from lightcake_fast.errors import InputError
-from lightcake_fast.models import MODELS
-from lightcake_fast.reproduce import __main__ as command
-from lightcake_fast.reproduce import paper, results, runs, targets
-from lightcake_fast.reproduce.experiments import (
+from bench.reproduce import __main__ as command
+from bench.reproduce import paper, runs, targets
+from bench.reproduce.experiments import (
+    SEARCHED,
     Experiment,
     Row,
     configuration,
     experiments,
     run_settings,
 )
-from lightcake_fast.reproduce.rivals import SEARCHED
-from lightcake_fast.reproduce.runs import Outcome, folder_of, read
-from lightcake_fast.reproduce.tables import (
+from bench.reproduce.runs import Outcome, folder_of, read
+from bench.reproduce.tables import (
     Cell,
     Mean,
     Table,
@@ -37,8 +33,12 @@ from lightcake_fast.reproduce.tables import (
     score_record,
     verdict,
 )
-from lightcake_fast.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison, with_curves
-from lightcake_fast.reproduce.timing import time_training
+from bench.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison, with_curves
+from bench.reproduce.timing import time_training
+from lightcake_fast import cli
+from lightcake_fast.data import load_dataset, write_folder
+from lightcake_fast.errors import InputError
+from lightcake_fast.models import MODELS
 from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.train import main as train
 from lightcake_fast.train import make_parser
@@ -375,7 +375,7 @@ def test_the_origin_counts_a_shared_run_once() -> None:
     finished = {("both", "wn18rr"): [shared, other], ("as in the preset", "wn18rr"): [shared]}
     argv, device = ["layers", "--out", "a b"], torch.device("cpu")
     origin = command._origin(argv, device, finished)
-    assert "`python -m lightcake_fast.reproduce layers --out 'a b'`" in origin
+    assert "`python -m bench.reproduce layers --out 'a b'`" in origin
     assert f" on {device_name(device)} (" in origin
     assert origin.endswith("; trained for 35 min in all.")
     assert "trained" not in command._origin(["table1"], device, {})
@@ -433,23 +433,6 @@ def test_a_broken_run_is_named(tmp_path: Path, content: str | None) -> None:
         read(tmp_path)
 
 
-def test_finished_runs_are_listed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for seed in range(2):
-        runs.run(
-            {"dataset": "family:60", "epochs": 1, "dim": 4, "seed": seed}, tmp_path / str(seed), silent=True
-        )
-    capfd.readouterr()
-    assert cli.run(results.main, [str(folder) for folder in tmp_path.iterdir()] + ["nowhere"]) == 0
-    lines = capfd.readouterr().out.splitlines()
-    assert len(lines) == 6
-    assert all(line.startswith("| family:60 | LightCAKE-DistMult | best | 0.") for line in lines[4:])
-    found = json.loads((tmp_path / "0" / "results.json").read_text())
-    found["test"]["seen"] = dict.fromkeys(found["test"]["seen"]) | {"count": 0}
-    (tmp_path / "0" / "results.json").write_text(json.dumps(found))
-    assert cli.run(results.main, [str(tmp_path / "0")]) == 0
-    assert "| - |" in capfd.readouterr().out
-
-
 def test_what_is_finished_makes_a_table_of_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -501,11 +484,6 @@ def test_entities_are_trained_with_and_without_context(
     assert {run["task"] for run in finished} == {"entity"}
     measured = {run["test"]["all"]["hits_at_10"] for run in finished}
     assert {float(row["hits_at_10"]) for row in rows.values()} <= measured
-    capfd.readouterr()
-    assert cli.run(results.main, [str(folder) for folder in (tmp_path / "runs").iterdir()]) == 0
-    lines = capfd.readouterr().out.splitlines()[4:]
-    assert len(lines) == len(rows)
-    assert all("(entities) | best | " in line for line in lines)
 
 
 def test_entities_stand_beside_what_others_published() -> None:

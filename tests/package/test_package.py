@@ -63,7 +63,6 @@ LAYERS = {
     "lightcake_fast.partition": 5,
     "lightcake_fast.export": 5,
     "lightcake_fast.search": 5,
-    "lightcake_fast.reproduce": 5,
     "lightcake_fast.__main__": 5,
     "lightcake_fast": 6,  # offers the public names of all layers, each imported when first asked for
 }
@@ -75,7 +74,6 @@ OPTIONAL = {
     "lightcake_fast.inference.figure": {"matplotlib"},
     "lightcake_fast.inference.fonts": {"matplotlib"},
     "lightcake_fast.inference.result": {"matplotlib"},
-    "lightcake_fast.reproduce.tables": {"matplotlib"},
     "lightcake_fast.search": {"optuna"},
     "lightcake_fast.sharding.partition": {"pymetis"},
 }

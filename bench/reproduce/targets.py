@@ -4,12 +4,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from lightcake_fast.data import load_dataset
-from lightcake_fast.data.statistics import compute_statistics
-from lightcake_fast.reproduce import paper
-from lightcake_fast.reproduce.experiments import Experiment, Row
-from lightcake_fast.reproduce.runs import Outcome
-from lightcake_fast.reproduce.tables import (
+from bench.reproduce import paper
+from bench.reproduce.experiments import Experiment, Row
+from bench.reproduce.runs import Outcome
+from bench.reproduce.tables import (
     Cell,
     Line,
     Mean,
@@ -20,7 +18,9 @@ from lightcake_fast.reproduce.tables import (
     score_cells,
     score_record,
 )
-from lightcake_fast.reproduce.timing import time_training
+from bench.reproduce.timing import time_training
+from lightcake_fast.data import load_dataset
+from lightcake_fast.data.statistics import compute_statistics
 
 Finished = Mapping[tuple[str, str], Sequence[Outcome]]  # by row and data set; an outcome a seed
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.reproduce.paper import Scores
+from bench.reproduce.runs import Outcome
 from lightcake_fast.inference.fonts import families_for, no_warnings
-from lightcake_fast.reproduce.paper import Scores
-from lightcake_fast.reproduce.runs import Outcome
 
 Cell = str | int | float | None
 Line = Sequence[tuple[float, float]]

@@ -1,4 +1,4 @@
-"""`python -m lightcake_fast.reproduce`: the paper's tables and figures, measured anew."""
+"""`python -m bench.reproduce`: the paper's tables and figures, measured anew."""
 
 import argparse
 import dataclasses
@@ -13,11 +13,7 @@ from typing import Any
 
 import torch
 
-from lightcake_fast import __version__, cli
-from lightcake_fast.data import KnowledgeGraph, load_dataset
-from lightcake_fast.errors import InputError
-from lightcake_fast.files import replace_text
-from lightcake_fast.reproduce.experiments import (
+from bench.reproduce.experiments import (
     QUICK,
     QUICK_DATASETS,
     Experiment,
@@ -25,10 +21,14 @@ from lightcake_fast.reproduce.experiments import (
     experiments,
     run_settings,
 )
-from lightcake_fast.reproduce.paper import DATASETS
-from lightcake_fast.reproduce.runs import check_data, finished_run, finished_runs, folder_of, run
-from lightcake_fast.reproduce.tables import Table, draw
-from lightcake_fast.reproduce.targets import BUILDERS, Finished, table_1
+from bench.reproduce.paper import DATASETS
+from bench.reproduce.runs import check_data, finished_run, finished_runs, folder_of, run
+from bench.reproduce.tables import Table, draw
+from bench.reproduce.targets import BUILDERS, Finished, table_1
+from lightcake_fast import __version__, cli
+from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.errors import InputError
+from lightcake_fast.files import replace_text
 from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.terminal import Console
 from lightcake_fast.training.config import PRESETS, add_flags, dataset_key
@@ -51,13 +51,13 @@ targets:
   entities    DistMult, ComplEx and RotatE for --task entity, without context and with it
 
 examples:
-  python -m lightcake_fast.reproduce table1
-  python -m lightcake_fast.reproduce table2 --datasets ddb14 wn18rr --seeds 0 1 2
-  python -m lightcake_fast.reproduce rivals speed --seeds 0 1 2 --runs runs
-  python -m lightcake_fast.reproduce rivals --datasets ddb14 --seeds 0 1 2 3 4 --runs runs --finished
-  python -m lightcake_fast.reproduce ablation --datasets fb15k-237 -- --dim 64 --batch-size 4096
-  python -m lightcake_fast.reproduce entities --datasets fb15k-237 wn18rr
-  python -m lightcake_fast.reproduce all --quick
+  python -m bench.reproduce table1
+  python -m bench.reproduce table2 --datasets ddb14 wn18rr --seeds 0 1 2
+  python -m bench.reproduce rivals speed --seeds 0 1 2 --runs runs
+  python -m bench.reproduce rivals --datasets ddb14 --seeds 0 1 2 3 4 --runs runs --finished
+  python -m bench.reproduce ablation --datasets fb15k-237 -- --dim 64 --batch-size 4096
+  python -m bench.reproduce entities --datasets fb15k-237 wn18rr
+  python -m bench.reproduce all --quick
 
 What stands behind -- goes to every run, as flags of lightcake_fast.train. A finished run is kept in OUT/runs,
 and one that was stopped goes on there: give the same command again. Finished runs of the same settings that
@@ -67,7 +67,7 @@ lie there under another name, or in folders that --runs names, are taken as they
 
 def make_parser() -> cli.ArgumentParser:
     """The parser of the command's own flags, those in front of the `--`."""
-    parser = cli.ArgumentParser("python -m lightcake_fast.reproduce", DESCRIPTION, EPILOG)
+    parser = cli.ArgumentParser("python -m bench.reproduce", DESCRIPTION, EPILOG)
     parser.usage = "%(prog)s TARGET [TARGET ...] [flags] [-- flags of lightcake_fast.train]"
     parser.add_argument("targets", nargs="+", choices=("all", *TARGETS), metavar="TARGET", help="see below")
     parser.add_argument("--out", default="reproduction", metavar="DIR", help="folder (default: reproduction)")
@@ -253,7 +253,7 @@ def _origin(argv: Sequence[str], device: torch.device, finished: Finished) -> st
     seconds = {run.folder: run.results["seconds"] for runs in finished.values() for run in runs}
     trained = f"; trained for {_in_words(sum(seconds.values()))} in all" if seconds else ""
     return (
-        f"Made on {time.strftime('%Y-%m-%d')} by `python -m lightcake_fast.reproduce {shlex.join(argv)}` "
+        f"Made on {time.strftime('%Y-%m-%d')} by `python -m bench.reproduce {shlex.join(argv)}` "
         f"with lightcake_fast {__version__} and torch {torch.__version__} on {device_name(device)} "
         f"({platform.system()}){trained}."
     )
