@@ -1,6 +1,7 @@
 """The time that a thread waits for the compiler of the CPU passes, which the process says once."""
 
 import functools
+import os
 import sys
 import threading
 import time
@@ -57,6 +58,7 @@ def _notice() -> Any:
 
 @functools.cache
 def _say() -> None:
-    print(
-        "lightcake_fast: compiling the CPU passes: some seconds, once for a score and width", file=sys.stderr
-    )
+    if os.environ.get("RANK", "0") == "0":  # of several processes under torchrun the first
+        sys.stderr.write(
+            "lightcake_fast: compiling the CPU passes: some seconds, once for a score and width\n"
+        )
