@@ -3,17 +3,17 @@
 import argparse
 import errno
 import functools
+import os
 import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from lightcake_fast.errors import DataWarning, InputError, LostRankError, memory_wanted
-from lightcake_fast.terminal import prepare_streams, silence_stdout
+from lightcake_fast.terminal import prepare_streams, silence_stdout, tell
 
 # what a machine lacks, and no other argument mends
 _SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
@@ -68,7 +68,8 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
         The command's own code; 1 when memory or disk space ran out, or another process of the training was
         lost; 2 after an `InputError` or another failed file operation; 130 after Ctrl-C; 141 when the reader
         of stdout has gone (`... | head`).
-        Other exceptions are bugs and propagate.
+        Other exceptions are bugs and propagate. Of several processes under torchrun, the first that fails
+        prints; the others end with their exit codes (1 for a bug).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     prepare_streams()
@@ -81,17 +82,28 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
     except BrokenPipeError:
         return 141
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        if _reports():
+            print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
         problem, code = _told(error)
+        if not _reports():
+            return code
         if problem is None:
             raise
         if "--debug" in arguments:
             traceback.print_exc()
-        with suppress(OSError):  # stderr may have gone too
-            print("error:", " ".join(problem.splitlines()), file=sys.stderr)
+        tell("error", problem)
         return code
+
+
+def _reports() -> bool:
+    """Whether this process is the one that reports an error: alone, or the first of torchrun's to fail."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return True
+    from lightcake_fast.sharding.world import first_to_fail  # loads PyTorch
+
+    return first_to_fail()
 
 
 def _show_warning(
@@ -99,8 +111,7 @@ def _show_warning(
 ) -> None:
     """A warning of the data as one line, without the place in the code."""
     if issubclass(category, DataWarning):
-        with suppress(OSError):  # stderr may have gone
-            print("warning:", " ".join(str(message).splitlines()), file=sys.stderr)
+        tell("warning", str(message))
     else:
         otherwise(message, category, *place, **more)
 
@@ -118,7 +129,7 @@ def _flushed(main: Callable[[Sequence[str]], int | None], arguments: Sequence[st
 
 
 def _told(error: Exception) -> tuple[str | None, int]:
-    """What to print for an error, and the exit code; None for a bug."""
+    """The line to print for an error, None for a bug, and the exit code."""
     wanted = memory_wanted(error)
     if wanted is not None:
         return f"out of memory: {wanted}", 1
@@ -128,4 +139,4 @@ def _told(error: Exception) -> tuple[str | None, int]:
         problem = error.strerror or str(error)
         problem = f"{error.filename}: {problem}" if error.filename else problem
         return problem, 1 if error.errno in _SHORTAGES else 2
-    return (str(error), 2) if isinstance(error, InputError) else (None, 0)
+    return (str(error), 2) if isinstance(error, InputError) else (None, 1)

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -69,6 +69,15 @@ def prepare_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="lightcake_fast.plain")
+
+
+def tell(kind: str, text: str) -> None:
+    """Print `kind: text` as one line on stderr.
+
+    One write: `print` makes several under `python -u`, as torchrun starts processes, and their lines mix.
+    """
+    with suppress(OSError):  # stderr may have gone
+        sys.stderr.write(f"{kind}: {' '.join(text.splitlines())}\n")
 
 
 def silence_stdout() -> None:

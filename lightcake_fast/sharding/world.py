@@ -1,5 +1,6 @@
 """The processes that train together, and what they send each other: under torchrun, or one alone."""
 
+import functools
 import json
 import os
 from collections import Counter
@@ -16,6 +17,7 @@ from lightcake_fast.errors import InputError, LostRankError, memory_wanted
 
 TIMEOUT = "LIGHTCAKE_FAST_TIMEOUT"  # environment variable: seconds that a process waits for the others
 TIMEOUT_SECONDS = 1800
+REPORT_SECONDS = 10  # to ask torchrun which process has failed first
 
 
 # PyTorch has given it another name, and warns of the one before
@@ -99,36 +101,36 @@ class Joined(World):
 
     def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         found = rows.new_empty(sum(received), *rows.shape[1:])
-        with self._one_line():
+        with self._lost():
             dist.all_to_all_single(found, rows, received, sent)
         return found
 
     def _gather(self, values: Tensor) -> Tensor:
         found = values.new_empty(self.ranks * len(values), *values.shape[1:])
-        with self._one_line():
+        with self._lost():
             _gather(found, values)
         return found.view(self.ranks, *values.shape)
 
     def _add(self, values: Tensor) -> None:
-        with self._one_line():
+        with self._lost():
             dist.all_reduce(values)
 
     def _largest(self, values: Tensor) -> Tensor:
-        with self._one_line():
+        with self._lost():
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     @contextmanager
-    def _one_line(self) -> Iterator[None]:
-        """What another process did not do, as an error of one line."""
+    def _lost(self) -> Iterator[None]:
+        """Errors of gloo and NCCL as `LostRankError`, without their own text (see `--debug`)."""
         try:
             yield
         except RuntimeError as error:
             if memory_wanted(error) is not None:
                 raise
-            reason = str(error).partition("\n")[0]
             raise LostRankError(
-                f"rank {self.rank} of {self.ranks}: another process has ended, or hangs ({reason})"
+                f"rank {self.rank} of {self.ranks}: expected an answer of all other processes, but one has "
+                f"ended or hangs: start them again with --resume ({TIMEOUT} sets the seconds to wait)"
             ) from error
 
 
@@ -157,8 +159,27 @@ def joined() -> Iterator[World | None]:
     try:
         dist.init_process_group(backend, timeout=limit)
     except RuntimeError as error:
-        raise LostRankError(f"the processes did not find each other: {error}") from error
+        raise LostRankError(
+            f"expected {os.environ.get('WORLD_SIZE')} processes, but not all have come within "
+            f"{seconds:g} s: start all of them with the same torchrun arguments"
+        ) from error
     try:
         yield Joined()
+    except Exception:
+        first_to_fail()  # before the others lose this process, and would report that
+        raise
     finally:
         dist.destroy_process_group()
+
+
+@functools.cache
+def first_to_fail() -> bool:
+    """Whether this is the first of the processes that torchrun started to ask: it reports the error of all.
+
+    Asks the store through which they met, once a process. Where the store is gone, each reports its own.
+    """
+    try:
+        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=REPORT_SECONDS)))
+        return bool(store.add("lightcake_fast/failed", 1) == 1)
+    except (RuntimeError, ValueError):
+        return True

@@ -1,7 +1,6 @@
 """A model on a rank's share of a data set: the same training as in one process, divided among several."""
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +31,7 @@ from lightcake_fast.sharding.partition import owners
 from lightcake_fast.sharding.paths import SharedPaths
 from lightcake_fast.sharding.shard import HeldTriples, Ids, Meeting
 from lightcake_fast.sharding.world import World
+from lightcake_fast.terminal import tell
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import build_model
 from lightcake_fast.training.runtime import epoch_order, mixed_seed, resolve_device
@@ -87,10 +87,10 @@ def load_share(config: TrainingConfig, world: World, whole: Callable[[], Knowled
         owner = owners(data.train, data.num_entities, world.ranks)
         share = ShardData.of(data, owner, world.rank, world.ranks)
     if world.first and world.ranks > 1 and share.num_train < SMALL * world.ranks:
-        print(
-            f"warning: {share.name} has {share.num_train:,} training triples for {world.ranks} processes: "
+        tell(
+            "warning",
+            f"{share.name} has {share.num_train:,} training triples for {world.ranks} processes: "
             "fewer may be faster (docs/scale.md)",
-            file=sys.stderr,
         )
     return share
 

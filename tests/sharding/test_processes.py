@@ -53,6 +53,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def assert_one_error(outputs: list[tuple[str, str]], message: str) -> None:
+    """One process printed one line: the error."""
+    lines = [line for _, errors in outputs for line in errors.splitlines()]
+    (line,) = [line for line in lines if not line.startswith(("warning:", "lightcake_fast: compiling"))]
+    assert line.startswith(f"error: {message}")
+    assert "gloo" not in line
+
+
 def until(condition: Callable[[], Any]) -> None:
     end = time.monotonic() + 300
     while not condition():
@@ -89,6 +97,23 @@ def test_processes_rank_entities(tmp_path: Path) -> None:
     assert_same_course(folder, tmp_path / "one")
     (answers,) = load(folder).predict_entities([(DATA.entities[0], DATA.relations[0], None)], top=3)
     assert len(answers.entities) == 3
+
+
+def test_what_one_process_refuses_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    outputs = ranks.finish(ranks.start(3, COMMAND, *FLAGS, "--out", str(tmp_path)), 2, 1, 1)
+    assert_one_error(outputs, f"{tmp_path} holds a run")
+
+
+def test_what_all_processes_refuse_is_told_once() -> None:
+    assert_one_error(ranks.finish(ranks.start(3, COMMAND, "--bogus"), 2, 2, 2), "unrecognized arguments")
+
+
+@pytest.mark.full
+def test_a_bug_has_one_traceback(tmp_path: Path) -> None:
+    (tmp_path / "faulty.py").write_text("1 / 0\n")
+    outputs = ranks.finish(ranks.start(2, COMMAND, "--score", "faulty:SCORE", folder=tmp_path), 1, 1)
+    assert sum(errors.count("Traceback") for _, errors in outputs) == 1
 
 
 @pytest.mark.full
@@ -132,14 +157,14 @@ def test_two_runs_of_as_many_processes_are_equal(tmp_path: Path) -> None:
 def test_a_lost_process_ends_the_others_and_the_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "run"
     timeout = 120 if number == signal.SIGKILL else 10
-    started = ranks.start(2, COMMAND, *DROPPING, *ENDLESS, "--out", str(folder), timeout=timeout)
+    started = ranks.start(3, COMMAND, *DROPPING, *ENDLESS, "--out", str(folder), timeout=timeout)
     until((folder / "best.json").exists)
     os.kill(started[1].pid, number)
-    ((_, errors),) = ranks.finish(started[:1], 1)
+    outputs = ranks.finish([started[0], started[2]], 1, 1)
     started[1].kill()
     started[1].communicate()
-    (line,) = [line for line in errors.splitlines() if not line.startswith(("warning:", "[W"))]
-    assert line.startswith("error: rank 0 of 2: another process has ended, or hangs")
+    assert_one_error(outputs, "rank ")
+    assert sum("expected an answer of all other processes" in errors for _, errors in outputs) == 1
     done = len(losses(folder))
     ranks.finish(ranks.start(2, COMMAND, "--resume", str(folder), "--epochs", str(done + 1), "--quiet"))
     assert len(losses(folder)) == done + 1
@@ -158,7 +183,7 @@ def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_what_processes_cannot_do_is_refused_in_one_line(tmp_path: Path) -> None:
     outputs = ranks.finish(ranks.start(2, COMMAND, "--dataset", "family:60", "--cuda-graph", "on"), 2, 2)
-    assert all("cuda_graph: got 'on' under torchrun" in errors for _, errors in outputs)
+    assert_one_error(outputs, "cuda_graph: got 'on' under torchrun")
     partition(["family:60", "--parts", "3", "--out", str(tmp_path)])
     outputs = ranks.finish(ranks.start(2, COMMAND, "--partition", str(tmp_path)), 2, 2)
-    assert all("a partition for 3 processes, wanted one for 2" in errors for _, errors in outputs)
+    assert_one_error(outputs, f"{tmp_path}: a partition for 3 processes, wanted one for 2")

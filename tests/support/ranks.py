@@ -2,25 +2,31 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+_STORES = []  # as torchrun's agent has one: it lives longer than any process
 
 
-def start(ranks: int, *arguments: str, timeout: int = 120) -> list["subprocess.Popen[str]"]:
-    """Start `python -m ARGUMENTS` as that many ranks on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    shared |= {"TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"}
+def start(
+    ranks: int, *arguments: str, timeout: int = 120, folder: Path | None = None
+) -> list["subprocess.Popen[str]"]:
+    """Start `python -m ARGUMENTS` as that many ranks on this machine, in a folder or the current one."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _STORES.append(store)
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
     shared |= {"LIGHTCAKE_FAST_TIMEOUT": str(timeout)}
     return [
         subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, "-u", "-m", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=folder,
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(ranks)
