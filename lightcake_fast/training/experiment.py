@@ -1,11 +1,13 @@
 """A model on a data set: its graph, its training step and its evaluation, with nothing on disk."""
 
+import math
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from lightcake_fast.data import SPLITS, KnowledgeGraph, load_dataset
 from lightcake_fast.errors import InputError
@@ -22,11 +24,14 @@ from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel, taker
 from lightcake_fast.models.evidence import Evidence
 from lightcake_fast.ops import check_fused, runnable
 from lightcake_fast.sharding.data import ShardData
+from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.training.captured import CapturedStep, wants_capture
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.runtime import epoch_order, question_order, resolve_device
 from lightcake_fast.training.step import EntityStep, TrainingStep
+
+BLOCK = 2**16  # entity rows that are drawn at once
 
 
 def build_model(
@@ -47,6 +52,56 @@ def build_model(
     settings = {name: getattr(config, name) for name in (*SHARED_ARGUMENTS, *spec.arguments)}
     settings["inverses"] = config.task == "entity"
     return spec.make(num_entities, num_relations, generator=generator, **settings)
+
+
+def by_entity(config: TrainingConfig) -> frozenset[str]:
+    """The names of the model's tensors that have a row per entity.
+
+    Found by their shapes in models of one and of two entities, so that a new tensor needs no declaration.
+    """
+    with torch.device("meta"):
+        one, two = (build_model(config, entities, 1).state_dict() for entities in (1, 2))
+    return frozenset(name for name, tensor in one.items() if tensor.shape != two[name].shape)
+
+
+def build_share(
+    config: TrainingConfig, rows: Ids, num_entities: int, num_relations: int, generator: Generator
+) -> RelationModel:
+    """The model that `build_model` makes, with some entities' rows alone.
+
+    The table of entities is never there whole: its rows are drawn first, block by block; a model of one
+    entity, the last, goes on in the draws. Other weights with a row per entity are made whole and cut.
+
+    Args:
+        config: The run's configuration.
+        rows: The entities, ascending.
+        num_entities: N.
+        num_relations: R, raw relations.
+        generator: Source of the initial weights, on the CPU.
+    """
+    names = by_entity(config)
+    if names != {"entities"}:
+        model = build_model(config, num_entities, num_relations, generator)
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if name in names:
+                tensor.data = tensor.data[torch.from_numpy(rows)]
+        return model
+    bound, own = math.sqrt(6 / (num_entities + config.dim)), torch.empty(len(rows), config.dim)
+    for start in range(0, num_entities, BLOCK):
+        end = min(start + BLOCK, num_entities)
+        block = torch.empty(end - start, config.dim)
+        if end == num_entities:
+            block[:-1].uniform_(-bound, bound, generator=generator)
+            before = generator.get_state()
+            block[-1:].uniform_(-bound, bound, generator=generator)
+            generator.set_state(before)
+        else:
+            block.uniform_(-bound, bound, generator=generator)
+        first, last = np.searchsorted(rows, [start, end])
+        own[first:last] = block[torch.from_numpy(rows[first:last] - start)]
+    model = build_model(config, 1, num_relations, generator)
+    model.entities = nn.Parameter(own)
+    return model
 
 
 def check(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:

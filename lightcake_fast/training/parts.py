@@ -6,7 +6,7 @@ the save before removed: a kill at any moment leaves one save whole. Any number 
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +20,11 @@ from lightcake_fast.files import parse_json, replace_text
 from lightcake_fast.sharding.world import World
 from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
 from lightcake_fast.training.config import TrainingConfig
+from lightcake_fast.training.experiment import by_entity
+from lightcake_fast.training.state import names_of
 
 FORMAT = 1
 ROWS = "rows"  # of a rank's tensors: the entities whose rows it has
-# what has a row for each entity; all else is the same on all ranks
-BY_ENTITY = {
-    "entities",
-    "model.entities",
-    "average.entities",
-    "adam.entities.exp_avg",
-    "adam.entities.exp_avg_sq",
-}
 _FILE = re.compile(r"[\w-]+\.safetensors")
 
 Ids = NDArray[np.int64]
@@ -121,10 +115,12 @@ def load(
         tensors, notes = load_checkpoint(whole, config=config, fingerprint=fingerprint)
         if rows is not None:
             chosen = torch.from_numpy(rows)
-            tensors = {n: t[chosen] if n in BY_ENTITY else t for n, t in tensors.items()}
+            own = names_of(by_entity(config))
+            tensors = {n: t[chosen] if n in own else t for n, t in tensors.items()}
         found.append((tensors, notes))
     if index.exists():
-        found.append(_merged(index, _parts(index, config, fingerprint), rows))
+        own = names_of(by_entity(config))
+        found.append(_merged(index, _parts(index, config, fingerprint), own, rows))
     return max(found, key=lambda saved: _progress(saved[1]))  # of both a kill came between save and removal
 
 
@@ -164,8 +160,8 @@ def _parts(index: Path, config: TrainingConfig, fingerprint: str) -> Iterator[Sa
         yield tensors, notes
 
 
-def _merged(index: Path, parts: Iterator[Saved], rows: Ids | None) -> Saved:
-    """The rows wanted from all parts, and what is the same in all from the first."""
+def _merged(index: Path, parts: Iterator[Saved], own: Set[str], rows: Ids | None) -> Saved:
+    """The rows wanted of `own` tensors from all parts, and the others, the same in all, from the first."""
     merged: dict[str, Tensor] = {}
     pieces: list[tuple[Tensor, dict[str, Tensor]]] = []
     first: dict[str, Any] = {}
@@ -174,10 +170,10 @@ def _merged(index: Path, parts: Iterator[Saved], rows: Ids | None) -> Saved:
         kept = torch.ones_like(held, dtype=torch.bool)
         if rows is not None:
             kept = torch.from_numpy(np.isin(held.numpy(), rows))
-        by_entity = {name: tensors.pop(name) for name in BY_ENTITY & tensors.keys()}
-        if any(len(tensor) != len(held) for tensor in by_entity.values()):
+        tables = {name: tensors.pop(name) for name in own & tensors.keys()}
+        if any(len(tensor) != len(held) for tensor in tables.values()):
             raise InputError(f"{index}: damaged: a part has other rows than it says")
-        pieces.append((held[kept], {name: tensor[kept] for name, tensor in by_entity.items()}))
+        pieces.append((held[kept], {name: tensor[kept] for name, tensor in tables.items()}))
         merged, first = merged or tensors, first or notes
     held = torch.cat([names for names, _ in pieces])
     wanted = torch.arange(len(held)) if rows is None else torch.from_numpy(rows)

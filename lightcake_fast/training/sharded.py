@@ -1,6 +1,5 @@
 """A model on a rank's share of a data set: the same training as in one process, divided among several."""
 
-import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch.nn import functional
 
 from lightcake_fast.data import KnowledgeGraph
@@ -21,7 +20,6 @@ from lightcake_fast.metrics import (
     pairs_per_block,
     relation_ranks,
 )
-from lightcake_fast.models import RelationModel
 from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.evidence import evidence_of
 from lightcake_fast.models.paths import PathCounts, PathKinds
@@ -33,12 +31,11 @@ from lightcake_fast.sharding.shard import HeldTriples, Ids, Meeting
 from lightcake_fast.sharding.world import World
 from lightcake_fast.terminal import tell
 from lightcake_fast.training.config import TrainingConfig
-from lightcake_fast.training.experiment import build_model
+from lightcake_fast.training.experiment import build_share, by_entity
 from lightcake_fast.training.runtime import epoch_order, mixed_seed, resolve_device
 from lightcake_fast.training.sharded_entities import ShardedQuestions
 from lightcake_fast.training.step import EntityStep, TrainingStep, entities_compared
 
-BLOCK = 2**16  # entity rows that are drawn at once
 SMALL = 250_000  # training triples of a process: with fewer, two took longer than one (docs/scale.md)
 
 
@@ -114,6 +111,7 @@ class ShardedExperiment:
         device: Where this rank computes.
         generator: Source of the initial weights, those of one process on a CPU.
         model: With this rank's own entity rows; all other weights are the same on all ranks.
+        by_entity: The names of the weights that have a row per entity.
         questions: Those of a run that ranks entities, else None.
         randomness: What a checkpoint's random state belongs to.
     """
@@ -124,7 +122,10 @@ class ShardedExperiment:
         self.config, self.data, self.world = config, data, world
         self.device = resolve_device(config.device)
         self.generator = Generator().manual_seed(config.seed)
-        self.model = _build_model(config, data, self.generator).to(self.device)
+        self.by_entity = by_entity(config)
+        self.model = build_share(
+            config, data.layout.rows, data.num_entities, data.num_relations, self.generator
+        ).to(self.device)
         self.shard = Shard(data.layout, data.splits["train"], data.num_relations, world, self.device)
         data.check(world)
         self._in_training: tuple[PathCounts, Ids] | None = None
@@ -135,9 +136,10 @@ class ShardedExperiment:
     @property
     def parameters(self) -> int:
         """The numbers that the model learns, on all ranks."""
-        own = self.model.entities
-        held = sum(weight.numel() for weight in self.model.parameters())
-        return held - own.numel() + self.data.num_entities * own.shape[1]
+        return sum(
+            self.data.num_entities * weight.shape[1:].numel() if name in self.by_entity else weight.numel()
+            for name, weight in self.model.named_parameters()
+        )
 
     @cached_property
     def step(self) -> "ShardedStep":
@@ -308,30 +310,6 @@ class ShardedExperiment:
         return KnownRelations(self.data.known, self.data.num_entities)
 
 
-def _build_model(config: TrainingConfig, data: ShardData, generator: Generator) -> RelationModel:
-    """The model that `build_model` makes, with the rank's own entity rows: the table is never there whole.
-
-    Its rows are drawn first, block by block; a model of one entity, the last, goes on in the draws.
-    """
-    rows, count = data.layout.rows, data.num_entities
-    bound, own = math.sqrt(6 / (count + config.dim)), torch.empty(len(rows), config.dim)
-    for start in range(0, count, BLOCK):
-        end = min(start + BLOCK, count)
-        block = torch.empty(end - start, config.dim)
-        if end == count:
-            block[:-1].uniform_(-bound, bound, generator=generator)
-            before = generator.get_state()
-            block[-1:].uniform_(-bound, bound, generator=generator)
-            generator.set_state(before)
-        else:
-            block.uniform_(-bound, bound, generator=generator)
-        first, last = np.searchsorted(rows, [start, end])
-        own[first:last] = block[torch.from_numpy(rows[first:last] - start)]
-    model = build_model(config, 1, data.num_relations, generator)
-    model.entities = nn.Parameter(own)
-    return model
-
-
 class ShardedStep(TrainingStep):
     """`TrainingStep` of one rank: its loss is the share of the triples whose heads are its own."""
 
@@ -366,8 +344,8 @@ class ShardedStep(TrainingStep):
         """Give the weights that all ranks have the sum of the ranks' gradients, in one message."""
         shared = [
             weight.grad
-            for weight in self._model.parameters()
-            if weight.grad is not None and weight is not self._model.entities
+            for name, weight in self._model.named_parameters()
+            if weight.grad is not None and name not in self._experiment.by_entity
         ]
         flat = self._experiment.world.add(torch.cat([gradient.reshape(-1) for gradient in shared]))
         for gradient, total in zip(shared, torch.split(flat, [g.numel() for g in shared]), strict=True):

@@ -1,12 +1,20 @@
 """The tensors that training goes on from: weights, their average, Adam's averages and the random state."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.training.step import TrainingStep
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's averages, in their weight's shape
+
+
+def names_of(weights: Collection[str]) -> set[str]:
+    """The names of all tensors of checkpoints, the best epoch's too, that have the shapes of some weights."""
+    found = {f"{prefix}{name}" for prefix in ("", "model.", "average.") for name in weights}
+    return found | {f"adam.{name}.{moment}" for name in weights for moment in _MOMENTS}
 
 
 def training_state(model: nn.Module, step: TrainingStep, generator: torch.Generator) -> dict[str, Tensor]:
@@ -31,7 +39,7 @@ def restore_state(state: Mapping[str, Tensor], model: nn.Module, step: TrainingS
     wanted |= averages
     stepped = any(name.startswith("adam.") for name in state)  # a run may be saved before its first step
     for name, weight in model.named_parameters() if stepped else ():
-        wanted |= {f"adam.{name}.{key}": weight for key in ("exp_avg", "exp_avg_sq")}
+        wanted |= {f"adam.{name}.{key}": weight for key in _MOMENTS}
         wanted[f"adam.{name}.step"] = torch.zeros(())
     wanted["generator"] = state.get(
         "generator", torch.empty(0)

@@ -1,5 +1,6 @@
 """Training by several ranks, here threads: the losses, weights and metrics of one process."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from lightcake_fast.models import MODELS, takers
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.partition import owners
 from lightcake_fast.sharding.world import World
-from lightcake_fast.training import sharded, sharded_entities
+from lightcake_fast.training import experiment, sharded_entities
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.sharded import ShardedExperiment
+from tests.support.models import Shifted
 from tests.support.worlds import in_threads
 
 DATA = load_dataset("family:60")
@@ -70,7 +72,8 @@ def assert_equal_to(found: list[Any], loss: float, metrics: Evaluation, weights:
         assert its_metrics.seen.mrr == pytest.approx(metrics.seen.mrr, rel=1e-12)
         assert its_weights.keys() == weights.keys()
         for name, weight in its_weights.items():
-            wanted = weights[name][torch.from_numpy(rows)] if name == "entities" else weights[name]
+            own = len(weight) == len(rows) < len(weights[name])
+            wanted = weights[name][torch.from_numpy(rows)] if own else weights[name]
             torch.testing.assert_close(weight, wanted, rtol=0, atol=1e-12, msg=name)
 
 
@@ -113,6 +116,19 @@ def test_ranks_train_as_one_process_does(flags: dict[str, Any], ranks: int) -> N
     assert_equal_to(found, *trained(one))
 
 
+@pytest.mark.parametrize("flags", [{}, {"weight_average": 0.5, **ENTITIES}], ids=["relations", "entities"])
+def test_ranks_train_a_model_with_more_rows_per_entity(
+    flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "distmult", replace(MODELS["distmult"], make=Shifted))
+    settings = config(model="distmult", **flags)
+    assert experiment.by_entity(settings) == {"entities", "shift"}
+    one = Experiment(settings, DATA)
+    found = of_ranks(settings, 2, owners(DATA.train, DATA.num_entities, 2))
+    assert {parameters for *_, parameters in found} == {one.parameters}
+    assert_equal_to(found, *trained(one))
+
+
 @pytest.mark.parametrize("ties", TIES)
 @pytest.mark.parametrize("rows", [SCORES_PER_BLOCK, 150])
 def test_ties_count_over_ranks(ties: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +154,7 @@ def test_ties_count_over_ranks(ties: str, rows: int, monkeypatch: pytest.MonkeyP
 
 
 def test_initial_weights_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded, "BLOCK", 13)
+    monkeypatch.setattr(experiment, "BLOCK", 13)
     settings = config(**ALL, unseen_rate=0.1)
     wanted = dict(Experiment(settings, DATA).model.named_parameters())
     data = ShardData.of(DATA, np.zeros(DATA.num_entities, np.int64), 0, 1)

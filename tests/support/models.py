@@ -3,12 +3,29 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS, RelationModel
+from lightcake_fast.models.plain import PlainModel
+from lightcake_fast.models.weights import xavier
+from lightcake_fast.sharding.layer import AnyGraph
 from tests.support.graphs import layer_inputs
 
 D = 6
+
+
+class Shifted(PlainModel):
+    """DistMult of rows that are the sum of two tables: a weight with a row per entity beside ``entities``."""
+
+    def __init__(self, num_entities: int, num_relations: int, *, dim: int, **options: Any) -> None:
+        super().__init__(num_entities, num_relations, dim=dim, score="distmult", **options)
+        self.shift = xavier(num_entities, dim, generator=options.get("generator"), dtype=self.entities.dtype)
+
+    def _encode(
+        self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
+    ) -> tuple[Tensor, Tensor]:
+        return entities + self.shift, relations
 
 
 def graph_named(name: str) -> ContextGraph:
