@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from lightcake_fast.models import blocks
 from lightcake_fast.scores import score_named
@@ -47,7 +48,7 @@ class _Products:
         return self.points @ entities.T
 
     def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
-        return (self.points.index_select(0, question) * entities).sum(1)
+        return (functional.embedding(question, self.points) * entities).sum(1)
 
     def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = _LogSums.apply(self.points, entities, None)  # type: ignore[no-untyped-call]
@@ -90,7 +91,7 @@ class _Distances:
         return -squared.maximum(self._floor(points)).sqrt()
 
     def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
-        squared = (self.points.index_select(0, question) - entities).square().sum(1)
+        squared = (functional.embedding(question, self.points) - entities).square().sum(1)
         return -squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
 
     def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,9 +127,8 @@ class _Psi:
         return self.psi(self.heads[:, None], self.relations[:, None], entities)
 
     def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
-        return self.psi(
-            self.heads.index_select(0, question), self.relations.index_select(0, question), entities
-        )
+        heads, relations = (functional.embedding(question, rows) for rows in (self.heads, self.relations))
+        return self.psi(heads, relations, entities)
 
     def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
         def summed(block: Tensor) -> tuple[Tensor, Tensor]:
@@ -303,11 +303,16 @@ def cross_entropy(
         A scalar. For its gradient at most ``blocks.KEPT`` scores are kept.
     """
     log_sums, sums = questions.log_sums(entities)
-    given = questions.score_of(entities.index_select(0, answers), question)
-    loss = log_sums.index_select(0, question) - (1 - label_smoothing) * given
+    given = questions.score_of(functional.embedding(answers, entities), question)
+    loss = values_at(log_sums, question) - (1 - label_smoothing) * given
     if label_smoothing:
-        loss = loss - label_smoothing / len(entities) * sums.index_select(0, question)
+        loss = loss - label_smoothing / len(entities) * values_at(sums, question)
     return loss.mean()
+
+
+def values_at(values: Tensor, places: Tensor) -> Tensor:
+    """Values (B,) at int64 places (M,), with repeats: their gradient is summed without atomics on a GPU."""
+    return functional.embedding(places, values[:, None])[:, 0]
 
 
 def _blocks(entries: int, entities: Tensor) -> Iterator[Tensor]:

@@ -236,7 +236,7 @@ class ShardedExperiment:
         tails = self.model.rows_of("tail", tails, no_tail, tail_evidence)
         known = torch.ones_like(no_tail) if draws else ~no_tail
         order = torch.from_numpy(meeting.order).to(self.device)
-        tails = exchanged(tails, self.world, meeting.sent, meeting.received).index_select(0, order)
+        tails = functional.embedding(order, exchanged(tails, self.world, meeting.sent, meeting.received))
         known = self.world.exchange(known.byte()[:, None], meeting.sent, meeting.received)[order, 0] > 0
         heads = self.model.rows_of("head", heads, no_head, head_evidence)
         joined = None

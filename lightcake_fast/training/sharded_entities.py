@@ -32,6 +32,7 @@ from lightcake_fast.models.entity_scores import (
     cubed_moduli,
     distinct_questions,
     measures_distance,
+    values_at,
 )
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
@@ -100,13 +101,13 @@ class ShardedQuestions:
             log_sums = sums - torch.inf
         question = question.to(self._device)
         merged: Tensor = _Merged.apply(log_sums, self._world)  # type: ignore[no-untyped-call]
-        loss = merged.index_select(0, question).sum()
+        loss = values_at(merged, question).sum()
         place, local = self._own(answers)
         rows = functional.embedding(local, tables[0])
         given = questions.score_of(rows, question.index_select(0, place))
         loss = loss - (1 - label_smoothing) * given.sum()
         if label_smoothing:
-            loss = loss - label_smoothing / count * sums.index_select(0, question).sum()
+            loss = loss - label_smoothing / count * values_at(sums, question).sum()
         if n3:
             place, local = self._own(asked[:, 0])
             relations = functional.embedding(asked[:, 1].to(self._device).index_select(0, place), tables[1])
