@@ -8,10 +8,10 @@ then one short shuffle tree for all BLOCK_E rows together. Tiles rather than one
 its reductions compile to a multiply and an add, and its width must be a power of two.
 
 Offsets of rows and of records are 64 bits wide: row times width passes 2^31 at Wikidata5M's size. Ids,
-places and numbers of chunks fit 32 bits: a graph has fewer than 2^30 - 64 raw triples, and tables of 2^28
-rows fit no card. Alignment is assumed only where a launch finds it: a table that begins at a multiple of 16
-bytes, its rows a multiple of 16 bytes long, is loaded 16 bytes a lane; any other gets a kernel of its own,
-with narrower loads.
+places, 4 times a chunk and 2 times a row fit 32 bits: a graph has fewer than 2^30 - 64 raw triples, and more
+chunks than ``GPU_MOST_CHUNKS`` or rows than ``GPU_MOST_ROWS`` are refused before a launch. Alignment is
+assumed only where a launch finds it: a table that begins at a multiple of 16 bytes, its rows a multiple of 16
+bytes long, is loaded 16 bytes a lane; any other gets a kernel of its own, with narrower loads.
 """
 
 import triton

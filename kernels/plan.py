@@ -30,6 +30,8 @@ GPU_WAVE = (
 GPU_ENTITY_CHUNK = 32  # context triples: a program takes them one at a time, several chunks side by side
 GPU_SIDE_BY_SIDE = 16  # chunks that share a program, at most: so many have one kind
 GPU_NO_CHUNK = -2  # the part that marks an empty place among them
+GPU_MOST_CHUNKS = 2**29  # the kernels compute the places of a chunk's four numbers in int32
+GPU_MOST_ROWS = 2**30  # and the places of a row's two numbers
 
 
 class Plan(NamedTuple):

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lightcake_fast.errors import counted
+from lightcake_fast.errors import InputError, counted
+from lightcake_fast.kernels import plan as plans
 from lightcake_fast.kernels.plan import GpuPlan, Plan, build_gpu_plan, build_plan
 
 
@@ -118,7 +119,11 @@ class ContextGraph:
 
     @property
     def gpu_plan(self) -> GpuPlan:
-        """Index tensors of the Triton kernels, made when first asked for."""
+        """Index tensors of the Triton kernels, made when first asked for.
+
+        Raises:
+            InputError: if the graph has more rows than the kernels can number.
+        """
         self._make_plan("gpu")
         return self._plans["gpu"]  # type: ignore[return-value]
 
@@ -127,10 +132,26 @@ class ContextGraph:
         if kind not in self._plans:
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise RuntimeError("a plan cannot be made while a CUDA graph is captured: run once before")
+            if kind == "gpu":
+                self._check_gpu_sizes()
             build: Any = build_plan if kind == "cpu" else build_gpu_plan
             plan = build(self._ids, self.num_entities, self.num_relations)
             self._plans[kind] = type(plan)(*(field.to(self.device) for field in plan))
         return True
+
+    def _check_gpu_sizes(self) -> None:
+        """Refuse more chunks and rows than the kernels' 32-bit places hold, before anything is sorted."""
+        most, shortest = plans.GPU_MOST_CHUNKS, plans.GPU_RELATION_CHUNK[0]
+        for name, rows, chunks in (
+            ("entities", self.num_entities, 2 * self.num_triples // plans.GPU_ENTITY_CHUNK),
+            ("relations", self.num_relations, self.num_triples // shortest),
+        ):
+            if rows + chunks + 2 * plans.GPU_SIDE_BY_SIDE > most:  # each kind has empty places
+                raise InputError(
+                    f"{name}: expected fewer than {most:,} with {self.num_triples:,} triples for the back "
+                    f"end 'triton', got {rows:,}: use backend 'reference', or several processes "
+                    "(docs/scale.md)"
+                )
 
     # torch.compile cannot trace this: it runs it and goes on with what it then finds. What
     # torch.compiler.assume_constant_result does, which imports the whole compiler for it

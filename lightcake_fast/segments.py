@@ -6,6 +6,8 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
+from lightcake_fast.errors import InputError
+from lightcake_fast.kernels import plan as kernels_plan
 from lightcake_fast.kernels.segment_plan import SegmentPlan, build_segment_plan
 from lightcake_fast.launching import launching
 from lightcake_fast.operators import operator
@@ -220,7 +222,25 @@ def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | 
     ):
         if device != values.device:
             raise ValueError(f"{name}: got device {device}, wanted the values', {values.device}")
-    return without_transforms(runnable(backend, values.device.type), backend, scores, values)
+    chosen = without_transforms(runnable(backend, values.device.type), backend, scores, values)
+    if chosen == "triton":
+        _check_gpu_sizes(segments, heads.numel())
+    return chosen
+
+
+def _check_gpu_sizes(segments: Segments, heads: int) -> None:
+    """Refuse more chunks and rows than the kernels' 32-bit places hold."""
+    plan = segments.plan
+    chunks, rows = max(len(plan.chunk), len(plan.index_chunk)), segments.num_segments * heads
+    for name, got, most in (
+        ("chunks", chunks, kernels_plan.GPU_MOST_CHUNKS),
+        ("rows", rows, kernels_plan.GPU_MOST_ROWS),
+    ):
+        if got > most:
+            raise InputError(
+                f"segments: expected at most {most:,} {name} for the back end 'triton', got {got:,}: use "
+                "backend 'reference', or fewer segments at a time"
+            )
 
 
 def _kernels(backend: str) -> Any:

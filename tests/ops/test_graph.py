@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan as plans
 from lightcake_fast.kernels.plan import (
@@ -319,6 +320,27 @@ def test_sizes_are_whole_numbers(sizes: tuple[Any, Any]) -> None:
 def test_sizes_beyond_the_ids_type_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="sizes: got"):
         ContextGraph.from_triples(torch.zeros(1, 3, dtype=torch.int64), *sizes)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("entities", (2**29, 1)), ("relations", (1, 2**29))])
+def test_what_kernels_cannot_number_is_refused(name: str, sizes: tuple[int, int]) -> None:
+    graph = ContextGraph.from_triples([], *sizes)
+    with pytest.raises(InputError, match=rf"^{name}: expected fewer than 536,870,912 .* 'triton', got 536,"):
+        _ = graph.gpu_plan
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_all_chunks_of_a_gpu_plan_can_be_numbered(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    triples = [[0, 0, 1], *[[0, 1, n % 50 + 2] for n in range(127)]]
+    graph = ContextGraph.from_triples(triples, 60 + more, 2)
+    monkeypatch.setattr(plans, "GPU_MOST_CHUNKS", 60 + 256 // 32 + 32)
+    tables = torch.ones(graph.num_entities, 4), torch.ones(4, 4)
+    if not more:
+        assert max(len(graph.gpu_plan.entity_chunk), len(graph.gpu_plan.relation_chunk)) <= 100
+        return
+    with pytest.raises(InputError, match="use backend 'reference'"):
+        context_layer(*tables, graph, backend="triton")
+    assert len(graph.plan.head) == 128, "other back ends take the graph"
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lightcake_fast.errors import InputError
+from lightcake_fast.kernels import plan as kernels_plan
 from lightcake_fast.kernels.cpu_compiler import FIXED_WIDTHS
 from lightcake_fast.reference import segments as reference
 from lightcake_fast.segments import Segments, segment_softmax_aggregate
@@ -386,3 +388,18 @@ def test_wrong_heads_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             segment_softmax_aggregate(*arguments)
+
+
+@pytest.mark.parametrize(("limit", "name"), [("GPU_MOST_CHUNKS", "chunks"), ("GPU_MOST_ROWS", "rows")])
+def test_more_segments_than_kernels_can_number_are_refused(
+    limit: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = DEVICES["triton"]
+    scores, values, segments, _ = example(4, torch.float32, device)
+    expected = segment_softmax_aggregate(scores, values, segments, backend="triton")
+    size = segments.num_segments if name == "rows" else len(segments.plan.index_chunk)
+    monkeypatch.setattr(kernels_plan, limit, size)
+    assert_bitwise_equal(segment_softmax_aggregate(scores, values, segments, backend="triton"), expected)
+    monkeypatch.setattr(kernels_plan, limit, size - 1)
+    with pytest.raises(InputError, match=rf"expected at most {size - 1} {name} .* got {size}"):
+        segment_softmax_aggregate(scores, values, segments, backend="triton")
