@@ -11,6 +11,9 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads take the other tests' cores
 import torch
 
+# tests of training are about the CPU, also where there is a GPU; those of a GPU name it
+os.environ.setdefault("LIGHTCAKE_FAST_DEVICE", "cpu")
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test module
 

@@ -1,5 +1,6 @@
 """Where a run computes, and where its random numbers come from."""
 
+import os
 import platform
 import re
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from torch import Tensor
 from lightcake_fast.errors import InputError
 
 ANSWERS_TOGETHER = 16
+DEVICE = "LIGHTCAKE_FAST_DEVICE"  # environment variable: the device that "auto" stands for
 
 
 @contextmanager
@@ -70,11 +72,13 @@ def mixed_seed(*numbers: int) -> int:
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that `--device` names.
+    """The device that `--device` names; what "auto" stands for, the environment may say.
 
     Raises:
         InputError: It is unknown or not there.
     """
+    if name == "auto":
+        name = os.environ.get(DEVICE) or name
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -68,6 +68,7 @@ def test_a_command_shows_one_line(
 ) -> None:
     monkeypatch.setattr(gpu_forward, "forward", failing(NO_COMPILER))
     flags = ["--dataset", "family:60", "--dim", "4", "--layers", "1", "--backend", "triton", "--epochs", "1"]
+    flags += ["--device", DEVICE]
     assert cli.run(main, [*flags, "--out", str(tmp_path / "run"), "--quiet"]) == 2
     assert capsys.readouterr().err == (
         "error: Triton needs a C compiler to launch kernels and finds none: install gcc, or set CC to one\n"

@@ -194,9 +194,22 @@ def test_devices_that_are_not_there(name: str) -> None:
         resolve_device(name)
 
 
-def test_auto_is_a_device() -> None:
-    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+@pytest.mark.parametrize("there", [True, False])
+def test_auto_is_a_gpu_if_there_is_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LIGHTCAKE_FAST_DEVICE")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert resolve_device("auto") == torch.device("cuda" if there else "cpu")
     assert resolve_device("cpu") == torch.device("cpu")
+
+
+def test_the_environment_says_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for value, wanted in (("cpu", "cpu"), ("auto", "cuda"), ("", "cuda")):
+        monkeypatch.setenv("LIGHTCAKE_FAST_DEVICE", value)
+        assert resolve_device("auto") == torch.device(wanted)
+    monkeypatch.setenv("LIGHTCAKE_FAST_DEVICE", "tpu")
+    with pytest.raises(InputError, match=r"^device: got 'tpu', "):
+        resolve_device("auto")
 
 
 @pytest.mark.parametrize(
