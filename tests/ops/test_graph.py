@@ -332,9 +332,10 @@ def test_what_kernels_cannot_number_is_refused(name: str, sizes: tuple[int, int]
 @pytest.mark.parametrize("more", [0, 1])
 def test_all_chunks_of_a_gpu_plan_can_be_numbered(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
     triples = [[0, 0, 1], *[[0, 1, n % 50 + 2] for n in range(127)]]
-    graph = ContextGraph.from_triples(triples, 60 + more, 2)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    graph = ContextGraph.from_triples(torch.tensor(triples, device=device), 60 + more, 2)
     monkeypatch.setattr(plans, "GPU_MOST_CHUNKS", 60 + 256 // 32 + 32)
-    tables = torch.ones(graph.num_entities, 4), torch.ones(4, 4)
+    tables = [torch.ones(rows, 4, device=device) for rows in (graph.num_entities, 4)]
     if not more:
         assert max(len(graph.gpu_plan.entity_chunk), len(graph.gpu_plan.relation_chunk)) <= 100
         return

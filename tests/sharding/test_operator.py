@@ -73,15 +73,17 @@ def shards_in_turn(
     rows: str,
     backend: str,
 ) -> list[Tensor]:
-    """The same from the shards, what they exchange moved by hand."""
+    """The same from the shards, on the back end's device, what they exchange moved by hand."""
+    device = "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
+    x, y, g, q = (table.to(device) for table in (x, y, g, q))
     triples = graph.triples.numpy()
     parts = []
     for rank in range(ranks):
         held = HeldTriples.of(triples, owner, rank)
         layout = Layout.of(held, np.flatnonzero(owner == rank), rank, ranks)
         shard = Shard(layout, held, graph.num_relations, World(), x.device)
-        names = torch.from_numpy(np.concatenate([layout.rows, layout.halo]))
-        off = shard.left_out(None if mask is None else mask[torch.from_numpy(held.number)])
+        names = torch.from_numpy(np.concatenate([layout.rows, layout.halo])).to(device)
+        off = shard.left_out(None if mask is None else mask[torch.from_numpy(held.number)].to(device))
         share = operator.forward(x[names], y, shard.graph, off, score, context, residual, rows, backend)
         parts.append((shard.own, names, shard.graph, share))
     new_y, norm_y = parts[0][3].means, y.new_tensor([torch.inf, 0]).repeat(len(y), 1)
@@ -100,7 +102,7 @@ def shards_in_turn(
         dx, dy = operator.backward(*given, score, residual, backend)
         grad_x.index_add_(0, names, dx)
         grad_y += dy
-    return [new_x, new_y, grad_x, grad_y]
+    return [found.cpu() for found in (new_x, new_y, grad_x, grad_y)]
 
 
 def assert_shards_make_the_whole(
