@@ -20,6 +20,7 @@ TIMEOUT_SECONDS = 1800
 REPORT_SECONDS = 10  # to ask torchrun which process has failed first
 
 
+_rendezvous: Any = getattr(dist, "rendezvous", None)  # a build of PyTorch may be without
 # PyTorch has given it another name, and warns of the one before
 _gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
@@ -129,7 +130,7 @@ class Joined(World):
             if memory_wanted(error) is not None:
                 raise
             raise LostRankError(
-                f"rank {self.rank} of {self.ranks}: expected an answer of all other processes, but one has "
+                f"rank {self.rank} of {self.ranks}: expected an answer from all other processes, but one has "
                 f"ended or hangs: start them again with --resume ({TIMEOUT} sets the seconds to wait)"
             ) from error
 
@@ -176,10 +177,11 @@ def joined() -> Iterator[World | None]:
 def first_to_fail() -> bool:
     """Whether this is the first of the processes that torchrun started to ask: it reports the error of all.
 
-    Asks the store through which they met, once a process. Where the store is gone, each reports its own.
+    Asks the store through which they met, once per process. Without the store each process reports its own
+    error.
     """
     try:
-        store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=REPORT_SECONDS)))
+        store, _, _ = next(_rendezvous("env://", timeout=timedelta(seconds=REPORT_SECONDS)))
         return bool(store.add("lightcake_fast/failed", 1) == 1)
     except (RuntimeError, ValueError):
         return True

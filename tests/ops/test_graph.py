@@ -335,12 +335,12 @@ def test_all_chunks_of_a_gpu_plan_can_be_numbered(more: int, monkeypatch: pytest
     device = "cuda" if torch.cuda.is_available() else "cpu"
     graph = ContextGraph.from_triples(torch.tensor(triples, device=device), 60 + more, 2)
     monkeypatch.setattr(plans, "GPU_MOST_CHUNKS", 60 + 256 // 32 + 32)
-    tables = [torch.ones(rows, 4, device=device) for rows in (graph.num_entities, 4)]
+    x, y = (torch.ones(rows, 4, device=device) for rows in (graph.num_entities, 4))
     if not more:
         assert max(len(graph.gpu_plan.entity_chunk), len(graph.gpu_plan.relation_chunk)) <= 100
         return
     with pytest.raises(InputError, match="use backend 'reference'"):
-        context_layer(*tables, graph, backend="triton")
+        context_layer(x, y, graph, backend="triton")
     assert len(graph.plan.head) == 128, "other back ends take the graph"
 
 

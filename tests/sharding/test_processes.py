@@ -164,7 +164,7 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on(tmp_path: Path, numb
     started[1].kill()
     started[1].communicate()
     assert_one_error(outputs, "rank ")
-    assert sum("expected an answer of all other processes" in errors for _, errors in outputs) == 1
+    assert sum("expected an answer from all other processes" in errors for _, errors in outputs) == 1
     done = len(losses(folder))
     ranks.finish(ranks.start(2, COMMAND, "--resume", str(folder), "--epochs", str(done + 1), "--quiet"))
     assert len(losses(folder)) == done + 1

@@ -5,17 +5,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
-_STORES = []  # as torchrun's agent has one: it lives longer than any process
+_STORES: list[Any] = []  # as torchrun's agent has one: it lives longer than any process
 
 
 def start(
     ranks: int, *arguments: str, timeout: int = 120, folder: Path | None = None
 ) -> list["subprocess.Popen[str]"]:
     """Start `python -m ARGUMENTS` as that many ranks on this machine, in a folder or the current one."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    tcp: Any = dist.TCPStore  # type: ignore[attr-defined]
+    store = tcp("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     _STORES.append(store)
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     shared |= {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
