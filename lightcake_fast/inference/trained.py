@@ -1,7 +1,6 @@
 """A trained model with the names and the graph it belongs to."""
 
 import dataclasses
-import difflib
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.data import KnowledgeGraph
+from lightcake_fast.data.nearest import nearest_names
 from lightcake_fast.errors import InputError, counted
 from lightcake_fast.inference.answers import (
     Candidate,
@@ -265,7 +265,7 @@ class TrainedModel:
         if not isinstance(name, str):
             raise TypeError(f"relation: got {name!r}, a {type(name).__name__}, wanted the name of a relation")
         if name not in self._relation_ids:
-            near = difflib.get_close_matches(name, self.data.relations) or self.data.relations[:3]
+            near = nearest_names(name, self.data.relations) or self.data.relations[:3]
             hint = f"as {', '.join(map(repr, near))}"
             raise InputError(f"relation: got {name!r}, wanted a relation of {self.data.name}, {hint}")
         return self._relation_ids[name]
@@ -289,7 +289,7 @@ class TrainedModel:
 
     def nearest(self, name: str) -> list[str]:
         """Up to three names of entities that look like `name`."""
-        return difflib.get_close_matches(name, self.data.entities)
+        return nearest_names(name, self.data.entities)
 
     def _explained(self, case: Case, top: int) -> Explanation:
         def refine(mask: Tensor | None) -> tuple[Tensor, Tensor]:
