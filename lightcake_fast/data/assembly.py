@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
-from lightcake_fast.data.names import FIELDS, Source, check_encoding, odd_names, quote, trim
+from lightcake_fast.data.names import FIELDS, Source, check_encoding, check_unbroken, odd_names, quote, trim
 from lightcake_fast.data.numbering import Numbering, big_tables
 from lightcake_fast.data.splitting import SHARES, split_triples
 from lightcake_fast.data.table import Table
@@ -43,7 +43,8 @@ def assemble(
         seed: Of the draw, if there is one source.
 
     Raises:
-        InputError: A split is empty, a name is not in the ids given, or a relation has no training triple.
+        InputError: A split is empty, a name is not in the ids given or holds a tab, a line break or a NUL, or
+            a relation has no training triple.
     """
     tables = big_tables(sources) if entity_ids is None and relation_ids is None and not strip else []
     if tables:
@@ -56,6 +57,7 @@ def assemble(
         del entities, relations  # as large as everything that follows
         for kind, group in zip(("entities", "relations"), names, strict=True):
             check_encoding(kind, group)
+    check_unbroken(sources, triples, *names)
     sizes = len(names[0]), len(names[1])
     notes = odd_names(sources, triples, *names)
     notes += chain.from_iterable(source.notes() for source in sources)

@@ -80,7 +80,8 @@ class KnowledgeGraph:
 
         Raises:
             TypeError: A name is no string, or nothing of this kind is known.
-            InputError: A triple is incomplete, a file is wrong, or a relation has no training triple.
+            InputError: A triple is incomplete, a file is wrong, a name holds a tab, a line break or a NUL
+                character, or a relation has no training triple.
 
         Warns:
             DataWarning: A first triple looks like a header, names differ in the blanks around them alone,

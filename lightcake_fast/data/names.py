@@ -11,6 +11,8 @@ from lightcake_fast.errors import InputError
 
 FIELDS = ("head", "relation", "tail")
 _MAX_SHOWN = 60
+_BREAKS = "\t\n\r\0"  # what parts names and lines in the files that this package writes
+_BLOCK = 1 << 16
 # spaces of any kind, spaces of no width, and a byte order mark in the middle of a file
 _BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\u200b\u2060\ufeff"
 _HEADERS = (
@@ -64,6 +66,67 @@ def check_encoding(kind: str, names: Sequence[str]) -> None:
         raise InputError(f"{kind}: got the name {quote(name)}, which UTF-8 cannot encode") from error
 
 
+def check_names(kind: str, names: Sequence[str]) -> None:
+    """Check that names can stand in a tab-separated file.
+
+    Raises:
+        InputError: A name is empty or holds a tab, a line break or a NUL.
+    """
+    if "" in names:
+        raise InputError(f"{kind}: expected a name for each id, got an empty one for id {names.index('')}")
+    broken = _first_broken(names)
+    if broken is not None:
+        raise _broken_name(f"{kind}: ", "name", broken)
+
+
+def check_unbroken(
+    sources: Sequence[Source],
+    triples: Sequence[NDArray[Any]],
+    entities: Sequence[str],
+    relations: Sequence[str],
+) -> None:
+    """Check that names as they were read can stand in a tab-separated file.
+
+    Args:
+        sources: One for each part of the data.
+        triples: Their triples as ids `[T, 3]`.
+        entities: The entities' names by id.
+        relations: The same for relations.
+
+    Raises:
+        InputError: A name holds a tab, a line break or a NUL. The message gives the first triple with it.
+    """
+    for kind, names, columns in (("entity", entities, (0, 2)), ("relation", relations, (1,))):
+        broken = _first_broken(names)
+        if broken is not None:
+            raise _broken_name(_first_place(sources, triples, columns, names.index(broken)), kind, broken)
+
+
+def _first_broken(names: Sequence[str]) -> str | None:
+    """The first name that holds one of `_BREAKS`."""
+    for start in range(0, len(names), _BLOCK):
+        text = "".join(names[start : start + _BLOCK])
+        if any(mark in text for mark in _BREAKS):
+            return next(name for name in names[start:] if any(mark in name for mark in _BREAKS))
+    return None
+
+
+def _broken_name(place: str, kind: str, name: str) -> InputError:
+    wanted = "expected names without tabs, line breaks and NUL characters"
+    return InputError(f"{place}{wanted}, got the {kind} {quote(name)}: replace these characters")
+
+
+def _first_place(
+    sources: Sequence[Source], triples: Sequence[NDArray[Any]], columns: tuple[int, ...], number: int
+) -> str:
+    """Where an id stands first in these columns, for the start of a message; empty if it is nowhere."""
+    for source, rows in zip(sources, triples, strict=True):
+        found = np.flatnonzero((rows[:, columns] == number).any(axis=1))
+        if len(found):
+            return f"{source.place(int(found[0]))}: "
+    return ""
+
+
 def check_distinct(kind: str, names: Sequence[str]) -> None:
     """Check that names stand for one id each.
 
@@ -104,15 +167,10 @@ def odd_names(
         twins = _twins(names)
         if twins:
             odd, plain = twins[0]
-            number = names.index(odd)
-            places = (
-                f"{source.place(int(found[0]))}: "
-                for source, rows in zip(sources, triples, strict=True)
-                if len(found := np.flatnonzero((rows[:, columns] == number).any(axis=1)))
-            )
+            place = _first_place(sources, triples, columns, names.index(odd))
             more = f" (and {len(twins) - 1:,} more such names)" * (len(twins) > 1)
             difference = f"{kind} {quote(odd)} differs from {quote(plain)} in blanks around it alone"
-            notes.append(f"{next(places, '')}{difference}{more}; strip trims names")
+            notes.append(f"{place}{difference}{more}; strip trims names")
     return notes
 
 

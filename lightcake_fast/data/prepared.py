@@ -13,7 +13,7 @@ from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.public import cache_folder
 from lightcake_fast.files import replace_file
 
-FORMAT = "lightcake_fast 2"  # a change of what a reader makes of a file, or of the copy's layout, counts up
+FORMAT = "lightcake_fast 3"  # a change of what a reader makes of a file, or of the copy's layout, counts up
 SMALLEST_BYTES = 1 << 25  # smaller sets are read in about a second
 
 

@@ -22,9 +22,10 @@ def read_folder(folder: Path, name: str | None = None, *, strip: bool = False) -
 
     The folder holds `train`, `valid` and `test` as `.txt` or `.tsv`, plain or with `.gz`: one triple a line,
     `head<TAB>relation<TAB>tail`, UTF-8. Names are kept as they are written: never parsed, never stripped.
-    CRLF line ends and a missing last one are fine, blank lines are skipped, a triple that a split holds twice
-    is kept once. `entities.dict` and `relations.dict`, each optional, fix the ids: `id<TAB>name` a line, ids
-    from 0 without gaps. Without them ids go by first appearance in train, valid, test (head before tail).
+    A carriage return in a name is an error. CRLF line ends and a missing last one are fine, blank lines are
+    skipped, a triple that a split holds twice is kept once. `entities.dict` and `relations.dict`, each
+    optional, fix the ids: `id<TAB>name` a line, ids from 0 without gaps. Without them ids go by first
+    appearance in train, valid, test (head before tail).
 
     Big files are read once: the user's cache folder keeps what came of them, found by their content.
 

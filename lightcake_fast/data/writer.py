@@ -1,13 +1,13 @@
 """Writer for a folder of tab-separated triples, which the reader gives back as it was."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from lightcake_fast.data.assembly import drop_duplicates
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
-from lightcake_fast.data.names import check_distinct, check_encoding, quote
+from lightcake_fast.data.names import check_distinct, check_encoding, check_names, quote
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 
@@ -22,14 +22,11 @@ def write_folder(data: KnowledgeGraph, folder: Path) -> None:
         folder: Where to; made where it is not there.
 
     Raises:
-        InputError: See `check_readable`; or a name cannot stand in a tab-separated file.
+        InputError: See `check_readable`.
     """
     check_readable(data)
-    both = (("entities", data.entities), ("relations", data.relations))
-    for kind, names in both:
-        check_names(kind, names)
     folder.mkdir(parents=True, exist_ok=True)
-    for kind, names in both:
+    for kind, names in (("entities", data.entities), ("relations", data.relations)):
         replace_text(folder / f"{kind}.dict", id_map(names))
     entities, relations = data.entities, data.relations
     for split in SPLITS:
@@ -43,11 +40,12 @@ def check_readable(data: KnowledgeGraph) -> None:
     """Check what the reader sees to, of a graph that did not come from it.
 
     Raises:
-        InputError: A split holds a triple twice, a name stands for two ids or cannot be encoded, or a
-            relation of valid or test has no training triple.
+        InputError: A split holds a triple twice; a name stands for two ids, cannot be encoded or cannot stand
+            in a tab-separated file; or a relation of valid or test has no training triple.
     """
     for kind, names in (("entities", data.entities), ("relations", data.relations)):
         check_encoding(kind, names)
+        check_names(kind, names)
         check_distinct(kind, names)
     trained = np.bincount(data.train[:, 1], minlength=data.num_relations) > 0
     for split in SPLITS:
@@ -58,17 +56,6 @@ def check_readable(data: KnowledgeGraph) -> None:
         for relation in triples[~trained[triples[:, 1]], 1][:1]:
             name = quote(data.relations[relation])
             raise InputError(f"{split}: relation {name} has no training triple")
-
-
-def check_names(kind: str, names: Iterable[str]) -> None:
-    """Check that names can stand in a tab-separated file.
-
-    Raises:
-        InputError: One cannot.
-    """
-    for name in names:
-        if not name or any(mark in name for mark in "\t\n\r\0"):
-            raise InputError(f"{kind}: got the name {name!r}, which cannot stand in a tab-separated file")
 
 
 def id_map(names: Sequence[str]) -> str:

@@ -28,7 +28,13 @@ def check_target(path: str | Path) -> Path:
 
 
 def write_embeddings(embeddings: Embeddings, target: Path) -> None:
-    """Write tables and names: as a file where the name ends in `SUFFIX`, else as a folder."""
+    """Write tables and names: as a file where the name ends in `SUFFIX`, else as a folder.
+
+    Raises:
+        InputError: A name cannot stand in a tab-separated file.
+    """
+    for kind, names in (("entities", embeddings.entity_names), ("relations", embeddings.relation_names)):
+        check_names(kind, names)
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.suffix == SUFFIX:
         _write_file(embeddings, target)
@@ -55,6 +61,5 @@ def _write_folder(embeddings: Embeddings, target: Path) -> None:
         for name, tensor in _tensors(embeddings).items():
             np.save(staging / f"{name}.npy", tensor.numpy(), allow_pickle=False)
         for name, names in (("entities", embeddings.entity_names), ("relations", embeddings.relation_names)):
-            check_names(name, names)
             (staging / f"{name}.tsv").write_text(id_map(names), encoding="utf-8", newline="")
         staging.rename(target)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightcake_fast import cli, train
-from lightcake_fast.data import KnowledgeGraph, load_dataset
+from lightcake_fast.data import KnowledgeGraph, load_dataset, numbering
 from lightcake_fast.data.__main__ import main
 from lightcake_fast.data.splitting import parse_shares, split_triples
 from lightcake_fast.errors import DataWarning, InputError
@@ -91,10 +91,83 @@ def test_files(tmp_path: Path, expected: KnowledgeGraph, suffix: str, packed: bo
     assert graph.name == "films"
 
 
-def test_comma_separated_values_may_hold_anything(tmp_path: Path) -> None:
-    (tmp_path / "odd.csv").write_text('a,"r, s","b\n""c"""\n b,t,"d\te"\n')
+def test_comma_separated_values_may_hold_commas_and_quotes(tmp_path: Path) -> None:
+    (tmp_path / "odd.csv").write_text('a,"r, s","b ""c"""\n b,t,"d;e"\n')
     graph = KnowledgeGraph.from_triples(tmp_path / "odd.csv", [("a", "t", "x")], [("a", "t", "y")])
-    assert named(graph, "train") == [("a", "r, s", 'b\n"c"'), (" b", "t", "d\te")]
+    assert named(graph, "train") == [("a", "r, s", 'b "c"'), (" b", "t", "d;e")]
+
+
+def as_csv(name: str) -> str:
+    return f'a,r,b\nb,r,c\nb,r,"{name}"\n'
+
+
+def as_n_triples(name: str) -> str:
+    escaped = "".join(f"\\u{ord(letter):04x}" for letter in name)
+    return f"<a> <r> <b> .\n# a remark\n<b> <r> <c> .\n<b> <r> <{escaped}> .\n"
+
+
+@pytest.mark.parametrize("name", ["New\nYork", "a\tb", "a\rb", "c\r", "\n"])
+@pytest.mark.parametrize(
+    ("file", "write_rows", "place"),
+    [
+        ("x.csv", as_csv, "x.csv:3"),
+        ("x.nt", as_n_triples, "x.nt:4"),
+        (None, to_frame, "triples[2]"),
+        (None, to_networkx, "triples[2]"),
+        (None, list, "triples[2]"),
+    ],
+)
+def test_names_with_tabs_and_line_breaks_are_refused(
+    tmp_path: Path, file: str | None, write_rows: Callable[[Any], Any], place: str, name: str
+) -> None:
+    """They would break every tab-separated file that is written of them."""
+    triples = (
+        write_rows([("a", "r", "b"), ("b", "r", "c"), ("b", "r", name)]) if file is None else tmp_path / file
+    )
+    if file is not None:
+        (tmp_path / file).write_text(write_rows(name), newline="")
+    with pytest.raises(InputError) as caught:
+        KnowledgeGraph.from_triples(triples, [("b", "r", "a")], [("c", "r", "a")])
+    wanted = "expected names without tabs, line breaks and NUL characters, got the entity"
+    assert (
+        str(caught.value).removeprefix(f"{tmp_path}/")
+        == f"{place}: {wanted} {name!r}: replace these characters"
+    )
+
+
+def test_a_relation_with_a_line_break_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"test\[1\]: .*, got the relation 'r\\ns'"):
+        KnowledgeGraph.from_triples(TRAIN, VALID, [("a", "r", "b"), ("a", "r\ns", "b")])
+
+
+def test_names_of_ids_with_a_line_break_are_refused() -> None:
+    class Factory:
+        mapped_triples = pytest.importorskip("torch").tensor([[0, 0, 1], [1, 0, 0]])
+        num_entities, real_num_relations = 3, 1
+        entity_id_to_label, relation_id_to_label = ("a", "b", "c\td"), ("r",)
+
+    with pytest.raises(
+        InputError, match=r"^expected names without tabs, .*, got the entity 'c\\td': replace"
+    ):
+        KnowledgeGraph.from_triples(Factory, [("a", "r", "b")], [("b", "r", "a")])
+
+
+@pytest.mark.parametrize("big", [False, True])
+def test_a_carriage_return_in_a_name_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: bool
+) -> None:
+    """At the end of a line it would be read as a part of the line's end."""
+    if big:
+        monkeypatch.setattr(numbering, "SMALLEST_BYTES", 0)
+    write(tmp_path, train="a\tr\tb\r\n\nb\ts\tc\nc\r\ts\ta\n", valid="a\tr\tc\n", test="b\tr\ta\n")
+    with pytest.raises(InputError, match=r"train\.txt:4: expected names .*, got the entity 'c\\r': replace"):
+        load_dataset(str(tmp_path))
+
+
+def test_line_breaks_around_names_are_trimmed_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text('"a\n",r,b\nb,r,"\tc"\n')
+    graph = KnowledgeGraph.from_triples(tmp_path / "x.csv", [("a", "r", "c")], [("c", "r", "a")], strip=True)
+    assert graph.entities == ("a", "b", "c")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +190,7 @@ def test_wrong_comma_separated_values(tmp_path: Path, content: str, problem: str
 def test_the_line_of_a_row_after_a_name_with_a_line_end(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('"a\n",r,b\na,new,b\n')
     with pytest.raises(InputError, match=r"x\.csv:3: relation 'new' has no training triple"):
-        KnowledgeGraph.from_triples(TRAIN, tmp_path / "x.csv", TEST)
+        KnowledgeGraph.from_triples(TRAIN, tmp_path / "x.csv", TEST, strip=True)
 
 
 def test_n_triples(tmp_path: Path) -> None:
@@ -455,6 +528,8 @@ def test_repr_is_a_line(expected: KnowledgeGraph) -> None:
         ({"test": [[0, 1, 2], [0, 1, 2], [0, 1, 2]]}, "test: got 2 rows that came before"),
         ({"entities": ("a", "b", "a")}, "entities: got the name 'a' twice"),
         ({"relations": ("r", "r")}, "relations: got the name 'r' twice"),
+        ({"entities": ("a", "b\n", "c")}, r"entities: expected names .*, got the name 'b\\n': replace these"),
+        ({"entities": ("a", "", "c")}, "entities: expected a name for each id, got an empty one for id 1"),
         ({"relations": ("r", "s", "\ud800")}, "relations: got the name .*ud800', which UTF-8 cannot"),
         ({"train": [[0, 0, 1]]}, "valid: relation 's' has no training triple"),
     ],

@@ -1,5 +1,6 @@
 """The export command: what it writes is read back without the package, and scores as the model does."""
 
+import dataclasses
 import errno
 import json
 import os
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from lightcake_fast import cli, export, load, train
+from lightcake_fast import cli, export, load
 from lightcake_fast.errors import InputError
+from lightcake_fast.inference.writing import write_embeddings
 from tests.support.trained_runs import PAIR, train_run
 
 
@@ -141,11 +143,12 @@ def test_a_disk_that_fills_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_names_that_a_folder_cannot_hold_are_refused(tmp_path: Path) -> None:
-    rows = [("a", "r", "b"), ("b", "r", "c\nd"), ("c\nd", "r", "a"), ("a", "r", "c\nd"), ("b", "r", "a")]
-    model = train(rows * 2, split=(0.6, 0.2, 0.2), epochs=1, layers=1, dim=4, quiet=True).model
-    with pytest.raises(InputError, match=r"entities: got the name 'c\\nd', which cannot stand"):
-        model.export(tmp_path / "folder")
+@pytest.mark.parametrize("name", ["out.safetensors", "out"])
+def test_names_that_no_line_can_hold_are_refused(run: Path, tmp_path: Path, name: str) -> None:
+    embeddings = load(run).embeddings()
+    names = ("c\nd", *embeddings.entity_names[1:])
+    with pytest.raises(
+        InputError, match=r"entities: expected names without .*, got the name 'c\\nd': replace"
+    ):
+        write_embeddings(dataclasses.replace(embeddings, entity_names=names), tmp_path / "new" / name)
     assert not list(tmp_path.iterdir())
-    model.export(tmp_path / "one.safetensors")
-    assert read_file(tmp_path / "one.safetensors")[1]["entities"] == list(model.data.entities)
