@@ -48,6 +48,25 @@ class ArgumentParser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
+def add_reading_flags(parser: argparse.ArgumentParser) -> None:
+    """Give `parser` the flags for finding and reading a data set, named as keywords of `load_dataset`."""
+    parser.add_argument(
+        "--split", metavar="T,V,T", help="shares of train, valid and test, for a file (default: .8,.1,.1)"
+    )
+    parser.add_argument("--strip", action="store_true", help="trim names")
+    parser.add_argument(
+        "--header",
+        action=argparse.BooleanOptionalAction,
+        help="whether the first row of each file of triples is a header, which is left out (default: a row "
+        "such as head, relation, tail is, with a warning)",
+    )
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help="folder of the public data sets' folders; else $LIGHTCAKE_FAST_DATA, the cache, a download",
+    )
+
+
 def as_typed(text: str) -> str:
     """Text with the commands in it as this process was called: `lightcake-fast train` by the script."""
     if Path(sys.argv[0]).stem != SCRIPT:

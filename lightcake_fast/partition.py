@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lightcake_fast.cli import ArgumentParser, run
+from lightcake_fast.cli import ArgumentParser, add_reading_flags, run
 from lightcake_fast.data import load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.sharding.data import write_partition
 from lightcake_fast.sharding.partition import METHODS, owners
 from lightcake_fast.terminal import Console, Table
-from lightcake_fast.training.config import dataset_key
+from lightcake_fast.training.config import READING, dataset_key
 
 DESCRIPTION = "Divide a data set among the processes of a training, each with a folder of its own."
 EPILOG = """\
@@ -34,9 +34,7 @@ def make_parser() -> ArgumentParser:
         help="greedy by degree (default), or METIS, which wants pymetis and cuts fewer triples",
     )
     parser.add_argument("--out", metavar="DIR", help="where to (default: partitions/NAME-P)")
-    parser.add_argument("--split", metavar="T,V,T", help="as in lightcake_fast.train")
-    parser.add_argument("--strip", action="store_true", help="trim names")
-    parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
+    add_reading_flags(parser)
     return parser
 
 
@@ -49,13 +47,15 @@ def main(argv: Sequence[str]) -> None:
     options = make_parser().parse_args(argv)
     if not 1 <= options.parts <= 4096:
         raise InputError(f"parts: got {options.parts}, wanted a whole number from 1 to 4096")
-    data = load_dataset(options.dataset, options.data_dir, split=options.split, strip=options.strip)
+    reading = {name: getattr(options, name) for name in ("data_dir", *READING)}
+    data = load_dataset(options.dataset, **reading)
     named = dataset_key(options.dataset) is not None
     source = {
         "dataset": options.dataset if named else str(Path(options.dataset).expanduser().absolute()),
         "data_dir": options.data_dir and str(Path(options.data_dir).expanduser().absolute()),
         "split": options.split,
         "strip": options.strip or None,
+        "header": options.header,
     }
     out = Path(options.out or f"partitions/{data.name}-{options.parts}").expanduser()
     owner = owners(data.train, data.num_entities, options.parts, options.method)

@@ -23,7 +23,7 @@ from lightcake_fast.process import prepare_process
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.train import at_hand, checked_settings, prepared
-from lightcake_fast.training.config import add_flags, fields
+from lightcake_fast.training.config import READING, add_flags, fields
 from lightcake_fast.training.experiment import check_settings
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import train_to_end
@@ -190,13 +190,13 @@ def _with_dataset(data: Any, settings: Mapping[str, Any], out: Path) -> tuple[di
     """The settings with the data set's place, and the data set: one at hand shall have a folder in `out`."""
     settings = dict(settings)
     if data is not None and not isinstance(data, str | Path):
-        options: dict[str, Any] = {n: settings.pop(n) for n in ("split", "strip") if n in settings}
+        options: dict[str, Any] = {n: settings.pop(n) for n in READING if n in settings}
         graph = at_hand(data, options)
         return {**settings, "dataset": str((out / "data").absolute())}, graph
     if data is not None:
         settings["dataset"] = str(data)
     config = resolve(settings)
-    return settings, load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
+    return settings, load_dataset(config.dataset, **config.reading())
 
 
 def _keeps(graph: KnowledgeGraph, folder: Path) -> bool:

@@ -16,7 +16,7 @@ from lightcake_fast.process import prepare_process
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.sharding.world import World, joined
 from lightcake_fast.terminal import Console
-from lightcake_fast.training.config import TrainingConfig, add_flags, fields, resumed
+from lightcake_fast.training.config import READING, TrainingConfig, add_flags, fields, resumed
 from lightcake_fast.training.experiment import check
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import Callback, train_to_end
@@ -112,7 +112,7 @@ def checked_settings(function: str, settings: Mapping[str, Any], data: Any) -> d
 
 
 def at_hand(data: Any, options: Mapping[str, Any]) -> KnowledgeGraph:
-    """A data set that is no file, from what `train` takes, with `split` and `strip` where they are not None.
+    """A data set that is no file, from what `train` takes, with the options in `READING`.
 
     Raises:
         InputError: A graph is not what a reader would make, or has these options; see also
@@ -174,7 +174,7 @@ def prepared(
     if isinstance(data, str | Path):
         explicit = {**explicit, "dataset": str(data)}
     elif data is not None:
-        options = {name: value for name, value in explicit.items() if name in ("split", "strip")}
+        options = {name: value for name, value in explicit.items() if name in READING}
         explicit = {name: value for name, value in explicit.items() if name not in options}
         graph = at_hand(data, options)
     explicit = with_partition(explicit)
@@ -207,7 +207,7 @@ def _loaded(config: TrainingConfig, world: World | None, run: RunFolder | None =
     def whole() -> KnowledgeGraph:
         if run is not None:
             return run.load_dataset(config)
-        return load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
+        return load_dataset(config.dataset, **config.reading())
 
     if world is not None:
         return load_share(config, world, whole)

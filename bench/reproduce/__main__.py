@@ -31,7 +31,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.terminal import Console
-from lightcake_fast.training.config import PRESETS, add_flags, dataset_key
+from lightcake_fast.training.config import PRESETS, READING, add_flags, dataset_key
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.runtime import device_name, resolve_device
 
@@ -196,8 +196,8 @@ def _train(
 
 
 def _own_data(dataset: str, common: Mapping[str, Any]) -> KnowledgeGraph:
-    options = {name: common[name] for name in ("split", "strip") if name in common}
-    return load_dataset(dataset, common.get("data_dir"), **options)
+    options = {name: common[name] for name in ("data_dir", *READING) if name in common}
+    return load_dataset(dataset, **options)
 
 
 def _tables(

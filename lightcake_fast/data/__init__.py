@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lightcake_fast.data.family import family
 from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
-from lightcake_fast.data.names import check_names
+from lightcake_fast.data.names import check_names, check_no_header
 from lightcake_fast.data.public import PUBLIC_DATASETS, public_folder
 from lightcake_fast.data.reader import read_file, read_folder
 from lightcake_fast.data.splitting import SHARES
@@ -32,6 +32,7 @@ def load_dataset(
     *,
     split: str | None = None,
     strip: bool = False,
+    header: bool | None = None,
 ) -> KnowledgeGraph:
     """Load a data set by name, from a folder or from a file.
 
@@ -44,6 +45,8 @@ def load_dataset(
             `$LIGHTCAKE_FAST_DATA`, the user's cache folder, and a download into the latter.
         split: Shares of train, valid and test for a file; None takes ".8,.1,.1".
         strip: Trim names (see `read_folder`).
+        header: Whether the first row of your own file, or of each file of your own folder, is a header (see
+            `read_folder`).
 
     Raises:
         InputError: There is no such data set, it cannot be downloaded, or its files are wrong.
@@ -52,20 +55,22 @@ def load_dataset(
     if split is not None and not path.is_file():
         raise InputError(f"split: got {split!r} for {dataset!r}, wanted it for a file of triples alone")
     name = dataset.lower()
+    if name.partition(":")[0] == "family" or name in PUBLIC_DATASETS:
+        check_no_header(name, header)
     if name.partition(":")[0] == "family":
         return _generate(name)
     if name in PUBLIC_DATASETS:
         place = None if data_dir is None else Path(data_dir).expanduser()
         return read_folder(public_folder(PUBLIC_DATASETS[name], place), name, strip=strip)
     if path.is_file():
-        return read_file(path, split=split or SHARES, strip=strip)
+        return read_file(path, split=split or SHARES, strip=strip, header=header)
     if not path.is_dir():
         names = ["family", *PUBLIC_DATASETS]
         raise InputError(
             f"no data set {dataset!r}: wanted one of {', '.join(names)}, or the path of a folder "
             f"or file{did_you_mean(name, names)}"
         )
-    return read_folder(path, strip=strip)
+    return read_folder(path, strip=strip, header=header)
 
 
 def _generate(name: str) -> KnowledgeGraph:

@@ -5,9 +5,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from lightcake_fast.cli import ArgumentParser, run
+from lightcake_fast.cli import ArgumentParser, add_reading_flags, run
 from lightcake_fast.data import load_dataset
-from lightcake_fast.data.public import DATA_VARIABLE, PUBLIC_DATASETS
+from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.data.statistics import compute_statistics, render_statistics
 from lightcake_fast.terminal import Console
 
@@ -29,15 +29,7 @@ def make_parser() -> ArgumentParser:
         metavar="DATASET",
         help=f"family, family:PEOPLE[:SEED], {names}, a folder with train, valid and test files, or a file",
     )
-    parser.add_argument(
-        "--split", metavar="T,V,T", help="shares of train, valid and test, for a file (default: .8,.1,.1)"
-    )
-    parser.add_argument("--strip", action="store_true", help="trim names")
-    parser.add_argument(
-        "--data-dir",
-        metavar="DIR",
-        help=f"folder of the public data sets' folders; else ${DATA_VARIABLE}, the cache, a download",
-    )
+    add_reading_flags(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
@@ -45,7 +37,8 @@ def make_parser() -> ArgumentParser:
 def main(argv: Sequence[str]) -> None:
     """Print the statistics of the data set that the arguments name."""
     options = make_parser().parse_args(argv)
-    data = load_dataset(options.dataset, options.data_dir, split=options.split, strip=options.strip)
+    reading = {name: getattr(options, name) for name in ("data_dir", "split", "strip", "header")}
+    data = load_dataset(options.dataset, **reading)
     figures = compute_statistics(data)
     if options.json:
         print(json.dumps(dataclasses.asdict(figures), indent=2))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from lightcake_fast.data.names import FIELDS
+from lightcake_fast.data.names import FIELDS, check_no_header
 from lightcake_fast.data.table import Table
 from lightcake_fast.errors import InputError, counted
 
@@ -24,7 +24,7 @@ class CsvTable(Table):
 
     _separator: ClassVar[str] = ","
 
-    def read(self) -> Iterator[list[str]]:
+    def _rows(self) -> Iterator[list[str]]:
         """As in `Table`."""
         rows = csv.reader(self._lines(), strict=True)
         names: list[str] = []
@@ -97,13 +97,16 @@ _KINDS: dict[str, type[Table]] = {".tsv": Table, ".txt": Table, ".csv": CsvTable
 FILE_SUFFIXES = (*_KINDS, *(f"{suffix}.gz" for suffix in _KINDS))
 
 
-def open_table(path: Path) -> Table:
-    """The triples of a text file.
+def open_table(path: Path, header: bool | None = None) -> Table:
+    """The triples of a text file, whose first row is a header or not (see `Table`).
 
     Raises:
-        InputError: Its suffix tells of no kind that is read.
+        InputError: Its suffix tells of no kind that is read, or of one without headers.
     """
     suffix = (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
     if suffix not in _KINDS:
         raise InputError(f"{path}: got {suffix or 'no suffix'}, wanted one of {', '.join(FILE_SUFFIXES)}")
-    return _KINDS[suffix](path, FIELDS)
+    if _KINDS[suffix] is NTriples:
+        check_no_header(str(path), header)
+        header = False
+    return _KINDS[suffix](path, FIELDS, header=header)

@@ -59,6 +59,7 @@ class KnowledgeGraph:
         seed: int = 0,
         name: str | None = None,
         strip: bool = False,
+        header: bool | None = None,
     ) -> "KnowledgeGraph":
         """Make a knowledge graph from triples of names, wherever they are.
 
@@ -77,6 +78,8 @@ class KnowledgeGraph:
             seed: Seed of the split; equal arguments give equal splits.
             name: Name of the data set; None takes the file's, or "triples".
             strip: Trim names: spaces of any kind and byte order marks around them are left out.
+            header: Whether the first row of a `.tsv`, `.txt` or `.csv` file is a header, which is left out.
+                None leaves out a first row such as `head,relation,tail`, with a warning.
 
         Raises:
             TypeError: A name is no string, or nothing of this kind is known.
@@ -89,7 +92,7 @@ class KnowledgeGraph:
         """
         from lightcake_fast.data.sources import graph_of  # builds on this class
 
-        made = graph_of(triples, valid, test, split=split, seed=seed, name=name, strip=strip)
+        made = graph_of(triples, valid, test, split=split, seed=seed, name=name, strip=strip, header=header)
         return made.warned()
 
     def warned(self) -> "KnowledgeGraph":

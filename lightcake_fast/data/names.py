@@ -15,15 +15,21 @@ _BREAKS = "\t\n\r\0"  # what parts names and lines in the files that this packag
 _BLOCK = 1 << 16
 # spaces of any kind, spaces of no width, and a byte order mark in the middle of a file
 _BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001)))) + "\u200b\u2060\ufeff"
-_HEADERS = (
+_TITLES = (
     {"head", "h", "subject", "s", "source", "from"},
-    {"relation", "r", "rel", "predicate", "p", "edge", "type", "label"},
+    {"relation", "r", "rel", "relationship", "predicate", "property", "p", "edge", "type", "label"},
     {"tail", "t", "object", "o", "target", "to"},
 )
 
 
 class Source(Protocol):
-    """Where a split's triples come from."""
+    """Where a split's triples come from.
+
+    Attributes:
+        header: Whether the first row is a header, which is left out; None where that is not said.
+    """
+
+    header: bool | None
 
     def read(self) -> Iterator[list[str]]:
         """The names of a block of triples: head, relation, tail, head, relation, tail, ..."""
@@ -41,6 +47,17 @@ class Source(Protocol):
 def columns_by_name(frame: Any, fields: Sequence[str]) -> Any:
     """A DataFrame's columns of these names, in this order, if it has them all; else the frame as it is."""
     return frame[list(fields)] if set(fields) <= set(frame.columns) else frame
+
+
+def titles(row: Sequence[str]) -> tuple[str, ...] | None:
+    """The `FIELDS` in the order of a first row with their titles; None if the row is not a header."""
+    words = [trim(name).lower() for name in row]
+    found = tuple(
+        field for word in words for field, known in zip(FIELDS, _TITLES, strict=True) if word in known
+    )
+    if found != FIELDS and min(map(len, words)) == 1:  # letters in another order are names
+        return None
+    return found if sorted(found) == sorted(FIELDS) else None
 
 
 def quote(name: str) -> str:
@@ -64,6 +81,17 @@ def check_encoding(kind: str, names: Sequence[str]) -> None:
         half = error.object[error.start]
         name = next(name for name in names if half in name)
         raise InputError(f"{kind}: got the name {quote(name)}, which UTF-8 cannot encode") from error
+
+
+def check_no_header(place: str, header: bool | None) -> None:
+    """Check that no header is asked for, where there can be none.
+
+    Raises:
+        InputError: One is.
+    """
+    if header:
+        remedy = "leave it out, only .tsv, .txt and .csv files have one"
+        raise InputError(f"{place}: expected no header, got header={header}: {remedy}")
 
 
 def check_names(kind: str, names: Sequence[str]) -> None:
@@ -160,7 +188,7 @@ def odd_names(
     notes = []
     for source, rows in zip(sources, triples, strict=True):
         line = [names[row] for names, row in zip((entities, relations, entities), rows[0], strict=True)]
-        if all(name.lower() in header for name, header in zip(line, _HEADERS, strict=True)):
+        if source.header is None and titles(line):
             shown = ", ".join(map(quote, line))
             notes.append(f"{source.place(0)}: {shown} is taken for a triple: remove it if it is a header")
     for kind, names, columns in (("entity", entities, (0, 2)), ("relation", relations, (1,))):

@@ -17,7 +17,9 @@ ID_SUFFIXES = (".dict", ".dict.gz")
 ID_FIELDS = ("id", "name")
 
 
-def read_folder(folder: Path, name: str | None = None, *, strip: bool = False) -> KnowledgeGraph:
+def read_folder(
+    folder: Path, name: str | None = None, *, strip: bool = False, header: bool | None = None
+) -> KnowledgeGraph:
     """Read a data set from a folder.
 
     The folder holds `train`, `valid` and `test` as `.txt` or `.tsv`, plain or with `.gz`: one triple a line,
@@ -33,6 +35,8 @@ def read_folder(folder: Path, name: str | None = None, *, strip: bool = False) -
         folder: The folder.
         name: Name of the data set; None takes the folder's.
         strip: Trim names: spaces of any kind and byte order marks around them are left out.
+        header: Whether the first row of each split is a header, which is left out. None leaves out a first
+            row such as `head relation tail`, with a warning, in a folder without id files.
 
     Raises:
         InputError: Something in it is wrong. The message names the file and, where there is one, the line.
@@ -42,16 +46,23 @@ def read_folder(folder: Path, name: str | None = None, *, strip: bool = False) -
     splits = [_find_split(folder, split) for split in SPLITS]
     ids = [find_file(folder, stem, ID_SUFFIXES) for stem in ("entities", "relations")]
     name = name or folder.resolve().name
+    if header is None and any(ids):
+        header = False  # id files tell names from titles
 
     def read() -> KnowledgeGraph:
         known = [_read_ids(path, strip) for path in ids]
-        return assemble(name, [Table(path, FIELDS) for path in splits], *known, strip=strip)
+        return assemble(name, [Table(path, FIELDS, header=header) for path in splits], *known, strip=strip)
 
-    return prepared.kept([*splits, *filter(None, ids)], read, name, f"strip {strip}").warned()
+    return prepared.kept([*splits, *filter(None, ids)], read, name, f"strip {strip} header {header}").warned()
 
 
 def read_file(
-    path: Path, name: str | None = None, *, split: Sequence[float] | str = SHARES, strip: bool = False
+    path: Path,
+    name: str | None = None,
+    *,
+    split: Sequence[float] | str = SHARES,
+    strip: bool = False,
+    header: bool | None = None,
 ) -> KnowledgeGraph:
     """Read all triples from one file and split them by chance, always in the same way.
 
@@ -60,6 +71,8 @@ def read_file(
         name: Name of the data set; None takes the file's.
         split: Shares of train, valid and test, as numbers or as text with commas between them.
         strip: As in `read_folder`.
+        header: Whether the first row is a header, which is left out. None leaves out a first row such as
+            `head,relation,tail`, with a warning.
 
     Raises:
         InputError: As in `read_folder`; or the shares are wrong.
@@ -67,10 +80,11 @@ def read_file(
     from lightcake_fast.data.sources import graph_of
 
     def read() -> KnowledgeGraph:
-        return graph_of(path, None, None, split=split, seed=0, name=name, strip=strip)
+        return graph_of(path, None, None, split=split, seed=0, name=name, strip=strip, header=header)
 
     name = name or path.name.partition(".")[0]
-    return prepared.kept([path], read, name, f"split {split} strip {strip}").warned()
+    options = f"split {split} strip {strip} header {header}"
+    return prepared.kept([path], read, name, options).warned()
 
 
 def find_file(folder: Path, stem: str, suffixes: Iterable[str]) -> Path | None:

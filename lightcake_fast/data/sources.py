@@ -11,7 +11,7 @@ import numpy as np
 from lightcake_fast.data.assembly import assemble
 from lightcake_fast.data.formats import open_table
 from lightcake_fast.data.knowledge_graph import KnowledgeGraph
-from lightcake_fast.data.names import FIELDS, Source, check_distinct, columns_by_name
+from lightcake_fast.data.names import FIELDS, Source, check_distinct, check_no_header, columns_by_name
 from lightcake_fast.data.splitting import parse_shares
 from lightcake_fast.errors import InputError
 
@@ -30,10 +30,12 @@ class Rows:
     Attributes:
         rows: Rows of (head, relation, tail).
         label: What messages call them.
+        header: Not said: a header that a frame or list holds is told.
     """
 
     rows: Iterable[Sequence[Any]]
     label: str
+    header: bool | None = None
 
     def place(self, row: int) -> str:
         """`label[row]`, for messages."""
@@ -93,13 +95,14 @@ def graph_of(
     seed: int,
     name: str | None,
     strip: bool,
+    header: bool | None = None,
 ) -> KnowledgeGraph:
     """What `KnowledgeGraph.from_triples` documents."""
     if (valid is None) != (test is None):
         raise InputError("valid and test: got one of them, wanted both, or none to split the triples")
-    found = [find(triples, "triples")]
+    found = [find(triples, "triples", header)]
     if valid is not None:
-        found += [find(valid, "valid"), find(test, "test")]
+        found += [find(valid, "valid", header), find(test, "test", header)]
     if name is None:
         name = Path(triples).name.partition(".")[0] if isinstance(triples, str | Path) else "triples"
     ids = (_ids(found[0].entities, "entities"), _ids(found[0].relations, "relations"))
@@ -108,8 +111,8 @@ def graph_of(
     return assemble(name, sources, *ids, ids_from=known, strip=strip, shares=parse_shares(split), seed=seed)
 
 
-def find(triples: Any, label: str) -> Found:
-    """The source in what a user gave.
+def find(triples: Any, label: str, header: bool | None = None) -> Found:
+    """The source in what a user gave, whose first row is a header or not (see `Table`).
 
     Raises:
         TypeError: It is nothing that is known.
@@ -117,7 +120,12 @@ def find(triples: Any, label: str) -> Found:
     """
     if isinstance(triples, str | Path):
         path = Path(triples).expanduser()
-        return Found(_parquet(path) if path.suffix.lower() == ".parquet" else open_table(path))
+        if path.suffix.lower() != ".parquet":
+            return Found(open_table(path, header))
+        label = str(path)
+    check_no_header(label, header)
+    if isinstance(triples, str | Path):
+        return Found(_parquet(path))
     if hasattr(triples, "mapped_triples"):
         return _from_pykeen(triples, label)
     if hasattr(triples, "edge_types") and hasattr(triples, "node_types"):

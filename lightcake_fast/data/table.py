@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lightcake_fast.data.names import FIELDS, quote, titles
 from lightcake_fast.errors import InputError
 
 BLOCK_BYTES = 1 << 20
@@ -24,32 +26,50 @@ class Table:
         path: The file.
         fields: What a line holds, for the message about a line that does not.
         blank_lines: Numbers of the lines read so far that hold no row, ascending, from 1.
+        header: Whether the first row is a header, which is left out. None leaves out a row that is evidently
+            one (`names.titles`), with a note.
     """
 
     path: Path
     fields: tuple[str, ...]
     blank_lines: list[int] = field(default_factory=list)
+    header: bool | None = False
+    _header_note: str | None = None
     _separator: ClassVar[str] = "<TAB>"  # in messages
 
     def place(self, row: int) -> str:
         """`file:line` of a row, for messages."""
+        return f"{self.path}:{self._line(row)}"
+
+    def _line(self, row: int) -> int:
         line = row + 1
         for blank in self.blank_lines:
             if blank > line:
                 break
             line += 1
-        return f"{self.path}:{line}"
+        return line
 
     def notes(self) -> list[str]:
-        """What was left out, in words: nothing."""
-        return []
+        """What was left out, in words."""
+        return [] if self._header_note is None else [self._header_note]
 
     def read(self) -> Iterator[list[str]]:
         """The names of a block of rows, row after row: `len(fields)` for each.
 
         Raises:
-            InputError: The file cannot be read or is no text; a line has too few, too many or empty fields.
+            InputError: The file cannot be read or is no text; a line has too few, too many or empty fields;
+                the columns of a header are in another order.
         """
+        first = True
+        for names in self._rows():
+            if first and self._leaves_out(names[: len(self.fields)]):
+                names = names[len(self.fields) :]
+            first = False
+            if names:
+                yield names
+
+    def _rows(self) -> Iterator[list[str]]:
+        """What `read` yields, with the header."""
         line = 1
         for block in self._blocks():
             names = self._split(block, line)
@@ -63,15 +83,37 @@ class Table:
         Raises:
             InputError: As in `read`.
         """
-        line = 1
+        line, first = 1, True
         for block in self._blocks():
             self._decode(block, line)
             data, ends = _ends(block)
             if not self._is_regular(data, ends):
                 data, ends = _ends("\t".join(self._split(block, line)).encode())
             line += block.count(b"\n")
+            if len(data) > 1 and first:
+                first, last = False, ends[len(self.fields) - 1]
+                if self._leaves_out(data[:last].tobytes().decode().split("\t")):
+                    data, ends = data[last + 1 :], ends[len(self.fields) :] - (last + 1)
             if len(data) > 1:
                 yield data, ends
+
+    def _leaves_out(self, row: list[str]) -> bool:
+        """Whether the first row is a header; its line then holds no row."""
+        found = None if self.header is False else titles(row)
+        if found is not None and found != FIELDS:
+            raise InputError(
+                f"{self.place(0)}: expected the columns head, relation, tail, got the header "
+                f"{', '.join(map(quote, row))}: reorder the columns, or say header=False or --no-header"
+            )
+        if self.header is None and found:
+            self._header_note = (
+                f"{self.place(0)}: the header {', '.join(map(quote, row))} is left out "
+                "(--header: without this warning; --no-header: keep it as a triple)"
+            )
+        if self.header or found:
+            insort(self.blank_lines, self._line(0))
+            return True
+        return False
 
     def _blocks(self) -> Iterator[bytes]:
         """Whole lines of the file, without a byte order mark, every line but a cut last one with its end."""
@@ -122,15 +164,15 @@ class Table:
     def _decode(self, block: bytes, line: int) -> str:
         position = block.find(b"\0")
         if position >= 0:
-            raise InputError(f"{self.path}:{_line(block, position, line)}: got a NUL byte, wanted text")
+            raise InputError(f"{self.path}:{_line_at(block, position, line)}: got a NUL byte, wanted text")
         try:
             return block.decode()
         except UnicodeDecodeError as error:
             found = f"got byte 0x{block[error.start]:02x}, wanted UTF-8 text"
-            raise InputError(f"{self.path}:{_line(block, error.start, line)}: {found}") from error
+            raise InputError(f"{self.path}:{_line_at(block, error.start, line)}: {found}") from error
 
 
-def _line(block: bytes, position: int, first: int) -> int:
+def _line_at(block: bytes, position: int, first: int) -> int:
     return first + block.count(b"\n", 0, position)
 
 

@@ -22,6 +22,7 @@ PRESETS = ("paper", "best")
 TASKS = ("relation", "entity")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
 LARGEST = 2**31
+READING = ("split", "strip", "header")  # settings of how a file or a folder becomes a data set
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -114,6 +115,12 @@ class TrainingConfig:
         "trim names: leave out spaces of any kind and byte order marks around them",
         "data and folders",
         False,
+    )
+    header: bool | None = _flag(
+        "whether the first row of each file of triples is a header, which is left out (default: a row such "
+        "as head, relation, tail is, with a warning)",
+        "data and folders",
+        None,
     )
     data_dir: str | None = _flag(
         "folder that holds the public data sets; else $LIGHTCAKE_FAST_DATA, the cache folder, a download",
@@ -378,7 +385,11 @@ class TrainingConfig:
         ):
             if names:
                 raise InputError(f"{problem} fields: {', '.join(sorted(names))}")
-        return cls(**values)
+        return cls(**complete(values))
+
+    def reading(self) -> dict[str, Any]:
+        """How the data set is found and read, as keywords of `load_dataset`."""
+        return {name: getattr(self, name) for name in ("data_dir", *READING)}
 
     @property
     def title(self) -> str:
@@ -420,8 +431,9 @@ def fields() -> Iterator[tuple["dataclasses.Field[Any]", Flag, str]]:
 
 
 def complete(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that were saved, and those that came later at their default."""
-    return {f.name: f.default for f, _, _ in fields() if f.default is not MISSING} | dict(saved)
+    """Fields that were saved, and those that came later at their default; headers were triples before."""
+    defaults = {f.name: f.default for f, _, _ in fields() if f.default is not MISSING}
+    return defaults | {"header": False} | dict(saved)
 
 
 def dataset_key(dataset: str) -> str | None:

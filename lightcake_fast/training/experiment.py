@@ -169,9 +169,7 @@ class Experiment:
     def of(cls, **flags: Any) -> "Experiment":
         """The one that flags of `lightcake_fast.train` describe, by their names."""
         config = resolve(flags)
-        return cls(
-            config, load_dataset(config.dataset, config.data_dir, split=config.split, strip=config.strip)
-        )
+        return cls(config, load_dataset(config.dataset, **config.reading()))
 
     @property
     def parameters(self) -> int:

@@ -240,7 +240,7 @@ class RunFolder:
                 "wanted its new place, with --dataset"
             )
         for place in places:
-            data = load_dataset(str(place), config.data_dir, split=config.split, strip=config.strip)
+            data = load_dataset(str(place), **config.reading())
             if self.is_of(self.path, data):
                 break
         if data.name.startswith(_DATA) and place.parent.resolve() == self.path.expanduser().resolve():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightcake_fast.errors import InputError, did_you_mean
-from lightcake_fast.training.config import Flag, fields
+from lightcake_fast.training.config import READING, Flag, fields
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Values = Sequence[Any] | tuple[float, float]  # a list: these values; a tuple: from the first to the second
 
 FIXED = {
-    *("dataset", "split", "strip", "data_dir", "out", "resume", "preset", "model", "task", "ties", "quiet"),
+    *("dataset", *READING, "data_dir", "out", "resume", "preset", "model", "task", "ties", "quiet"),
     *("partition", "device", "backend", "cuda_graph"),  # where a run computes, not what
 }
 

@@ -464,7 +464,7 @@ def test_statistics_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         (
             {"train": "head\trelation\ttail\na\tr\tb\nb\ts\tc\n"},
-            "train.txt:1: 'head', 'relation', 'tail' is taken",
+            "train.txt:1: the header 'head', 'relation', 'tail' is left out",
         ),
         ({"test": "a\tr\tb\nb\ts\ta\n"}, "test: 1 of 2 triples are in train or valid as well"),
         ({"train": "a\tr\tb\nb\ts\tc\n" + "c\tr\ta\n", "test": "head\ts\ttail\n"}, None),
