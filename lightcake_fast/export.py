@@ -15,7 +15,7 @@ from lightcake_fast.process import prepare_process
 DESCRIPTION = "Write the refined embeddings of a trained model, with the names of their rows; or its epochs."
 EPILOG = """\
 examples:
-  python -m lightcake_fast.export runs/family --to family.safetensors    one file, names in its header
+  python -m lightcake_fast.export runs/family --to family.safetensors    one file, names as tensors
   python -m lightcake_fast.export runs/family --to family                a folder of .npy and .tsv files
   python -m lightcake_fast.export runs/family --history family.csv       loss and metrics, a line an epoch
 

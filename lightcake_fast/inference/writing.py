@@ -1,10 +1,10 @@
 """Refined embeddings as files that other programs read: one safetensors file, or a folder of NumPy files."""
 
-import json
 import tempfile
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lightcake_fast.data import check_names, id_map
@@ -30,6 +30,8 @@ def check_target(path: str | Path) -> Path:
 def write_embeddings(embeddings: Embeddings, target: Path) -> None:
     """Write tables and names: as a file where the name ends in `SUFFIX`, else as a folder.
 
+    A file holds `entity_names` and `relation_names` as UTF-8 bytes, a name per line in the order of the ids.
+
     Raises:
         InputError: A name cannot stand in a tab-separated file.
     """
@@ -48,9 +50,11 @@ def _tensors(embeddings: Embeddings) -> dict[str, Tensor]:
 
 
 def _write_file(embeddings: Embeddings, target: Path) -> None:
-    names = {"entities": embeddings.entity_names, "relations": embeddings.relation_names}
-    header = {key: json.dumps(value, ensure_ascii=False) for key, value in names.items()}
-    replace_tensors(target, _tensors(embeddings), header)
+    names = {"entity_names": embeddings.entity_names, "relation_names": embeddings.relation_names}
+    # as tensors: a header of more than 100 MB is refused by safetensors
+    texts = {key: bytearray("\n".join(value).encode()) for key, value in names.items()}
+    lines = {key: torch.frombuffer(text, dtype=torch.uint8) for key, text in texts.items()}
+    replace_tensors(target, {**_tensors(embeddings), **lines}, {})
 
 
 def _write_folder(embeddings: Embeddings, target: Path) -> None:

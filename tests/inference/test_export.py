@@ -2,16 +2,17 @@
 
 import dataclasses
 import errno
-import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 
 from lightcake_fast import cli, export, load
 from lightcake_fast.errors import InputError
+from lightcake_fast.inference.answers import Embeddings
 from lightcake_fast.inference.writing import write_embeddings
 from tests.support.trained_runs import PAIR, train_run
 
@@ -23,8 +24,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read_file(path: Path) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
     with safe_open(path, framework="np") as file:
-        header = {key: json.loads(value) for key, value in file.metadata().items()}
-        return {name: file.get_tensor(name) for name in file.keys()}, header  # noqa: SIM118
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    lines = {
+        kind: tensors.pop(f"{key}_names") for kind, key in (("entities", "entity"), ("relations", "relation"))
+    }
+    return tensors, {kind: text.tobytes().decode().split("\n") for kind, text in lines.items()}
 
 
 def read_folder(path: Path) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
@@ -141,6 +145,17 @@ def test_a_disk_that_fills_leaves_nothing(
     assert "No space left on device" in printed
     assert printed.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_names_of_more_than_a_header_holds_are_read_back(tmp_path: Path) -> None:
+    """A header of safetensors may have 100 MB."""
+    names = tuple(f"{n:0999d}é" for n in range(110_000))
+    table, seen = torch.zeros(len(names), 1), torch.ones(len(names), dtype=torch.bool)
+    embeddings = Embeddings(table, torch.zeros(2, 1), seen, {}, names, ("r",))
+    write_embeddings(embeddings, tmp_path / "x.safetensors")
+    tensors, found = read_file(tmp_path / "x.safetensors")
+    assert found == {"entities": list(names), "relations": ["r"]}
+    assert tensors["entities"].shape == table.shape
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])
