@@ -24,6 +24,10 @@ from lightcake_fast.data.public import PUBLIC_DATASETS
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 QUICK = ["--epochs", "1", "--dim", "8", "--backend", "reference", "--quiet"]  # the last of two values counts
+QUICK_BY_COMMAND = {
+    "lightcake_fast.train": QUICK,
+    "lightcake_fast.search": ["--trials", "2", "--epochs", "1", "--backend", "reference", "--quiet"],
+}
 NOT_HERE = (*PUBLIC_DATASETS, "my/folder", "results.json")
 
 
@@ -54,7 +58,7 @@ def run_command(words: list[str], target: str | None, capsys: pytest.CaptureFixt
     elif "--help" in arguments or any(word in NOT_HERE for word in words):
         parse([word for word in words if word != "--help"])
     else:
-        quick = QUICK if name == "lightcake_fast.train" and "--resume" not in arguments else []
+        quick = QUICK_BY_COMMAND.get(name, [])
         quick = ["--epochs", "2"] if "--resume" in arguments else quick
         capsys.readouterr()
         code = cli.run(module_of(name).main, [*arguments, *quick])
@@ -101,6 +105,7 @@ def test_examples_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("examples").symlink_to(ROOT / "examples")
     namespace: dict[str, Any] = {}
     for language, text in blocks(page):
         if language == "python":
@@ -110,6 +115,14 @@ def test_examples_run(
             assert language == "sh", f"no rule says how to check a block of {language}: add one"
             for line in text.splitlines():
                 run_line(line, capsys)
+
+
+def test_no_two_examples_write_to_the_same_place() -> None:
+    """Whoever follows several pages in one folder must not find it taken."""
+    text = "".join(text for page in PAGES for language, text in blocks(page) if language == "sh")
+    places = re.findall(r" --(?:out|to|history) (\S+)", text)
+    assert len(places) > 10
+    assert len(set(places)) == len(places), sorted(places)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
