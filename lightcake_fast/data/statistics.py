@@ -60,7 +60,8 @@ def compute_statistics(graph: KnowledgeGraph) -> Statistics:
     entity_context = np.bincount(train[:, [0, 2]].ravel(), minlength=graph.num_entities)
     relation_shares = np.sort(np.bincount(train[:, 1], minlength=graph.num_relations))[::-1] / len(train)
     unseen = ~graph.seen_entities
-    train_pairs = _keys(graph, train, (0, 2))
+    train_pairs, test_pairs = (_pairs(rows, graph.num_entities) for rows in (train, test))
+    again = np.isin(test_pairs, train_pairs)
     return Statistics(
         name=graph.name,
         fingerprint=graph.fingerprint,
@@ -77,9 +78,9 @@ def compute_statistics(graph: KnowledgeGraph) -> Statistics:
         unseen_entities=int(unseen.sum()),
         valid_triples_with_unseen=int(unseen[graph.valid[:, [0, 2]]].any(axis=1).sum()),
         test_triples_with_unseen=int(unseen[test[:, [0, 2]]].any(axis=1).sum()),
-        test_pairs_in_train=_count_in(_keys(graph, test, (0, 2)), train_pairs),
-        test_pairs_in_train_reversed=_count_in(_keys(graph, test, (2, 0)), train_pairs),
-        test_triples_in_train=_count_in(_keys(graph, test, (0, 1, 2)), _keys(graph, train, (0, 1, 2))),
+        test_pairs_in_train=int(again.sum()),
+        test_pairs_in_train_reversed=_count_in(_pairs(test[:, ::-1], graph.num_entities), train_pairs),
+        test_triples_in_train=_triples_in(test[again], test_pairs[again], train, train_pairs),
     )
 
 
@@ -128,11 +129,21 @@ def _part(count: int, total: int) -> str:
     return f"{count:,} ({count / total:.1%})" if total else "0"
 
 
-def _keys(graph: KnowledgeGraph, triples: Ids, columns: tuple[int, ...]) -> NDArray[np.int64]:
-    """One number a triple for the chosen columns, equal only where these are."""
-    sizes = (graph.num_entities, graph.num_relations, graph.num_entities)
-    chosen = [triples[:, column] for column in columns]
-    return np.ravel_multi_index(chosen, tuple(sizes[column] for column in columns))
+def _pairs(triples: Ids, num_entities: int) -> NDArray[np.int64]:
+    """One number per triple for its head and tail, equal only where both are."""
+    return triples[:, 0].astype(np.int64) * num_entities + triples[:, 2]
+
+
+def _triples_in(rows: Ids, pairs: NDArray[np.int64], known: Ids, known_pairs: NDArray[np.int64]) -> int:
+    """How many triples are among the known ones, given the pairs of both."""
+    distinct = np.unique(pairs)
+    near = np.isin(known_pairs, distinct)
+
+    def keys(triples: Ids, theirs: NDArray[np.int64]) -> NDArray[np.int64]:
+        # the place of a pair, since the pair and the relation together may not fit 64 bits
+        return triples[:, 1].astype(np.int64) * len(distinct) + np.searchsorted(distinct, theirs)
+
+    return _count_in(keys(rows, pairs), keys(known[near], known_pairs[near]))
 
 
 def _count_in(keys: NDArray[np.int64], known: NDArray[np.int64]) -> int:

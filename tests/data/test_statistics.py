@@ -46,6 +46,24 @@ def test_figures_of_a_graph_small_enough_to_count_by_hand() -> None:
     assert figures.test_triples_in_train == 1
 
 
+def test_figures_of_a_graph_with_more_possible_triples_than_64_bits_count() -> None:
+    size = 2**21 + 1  # of entities and of relations: the product of all three sizes is above 2^63
+    last = size - 1
+    graph = KnowledgeGraph(
+        "large",
+        ("e",) * size,
+        ("r",) * size,
+        train=rows((last, last, last), (last, 0, last), (0, last, last), (0, 1, 2)),
+        valid=rows((0, 0, 0)),
+        test=rows((last, last, last), (last, 1, last), (0, last, last), (2, 1, 0), (1, 1, 1)),
+    )
+    figures = compute_statistics(graph)
+    assert (figures.entities, figures.relations) == (size, size)
+    assert figures.test_pairs_in_train == 3
+    assert figures.test_pairs_in_train_reversed == 3
+    assert figures.test_triples_in_train == 2
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "contexts", "unseen"),
     [
