@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightcake_fast.data.assembly import assemble
 from lightcake_fast.data.formats import open_table
@@ -198,10 +199,37 @@ def _from_pyg(data: Any, label: str) -> Found:
     """Edges by `edge_type`; names are `entity_names` and `relation_names` if it has them, else numbers."""
     if getattr(data, "edge_type", None) is None:
         raise InputError(f"{label}: got Data without edge_type, wanted a relation for each edge")
-    ends, relations = data.edge_index.numpy(force=True), data.edge_type.numpy(force=True)
+    ends = _ends_of(data, label)
+    relations = _array_of(data, "edge_type", label)
+    if relations.shape != ends.shape[1:]:
+        raise InputError(
+            f"{label}: expected edge_type of shape ({ends.shape[1]},), got {relations.shape}: give each edge "
+            "one relation number (edge_type.flatten() of a column, edge_type.argmax(1) of one-hot rows)"
+        )
     entities = _names_of(data, "entity_names", data.num_nodes)
     names = _names_of(data, "relation_names", int(relations.max(initial=-1)) + 1)
     return _numbered(np.stack([ends[0], relations, ends[1]], 1), entities, names, label)
+
+
+def _ends_of(store: Any, label: str) -> NDArray[Any]:
+    """The `edge_index` of a graph or of an edge type, (2, E)."""
+    ends = _array_of(store, "edge_index", label)
+    if ends.ndim != 2 or len(ends) != 2:
+        raise InputError(
+            f"{label}: expected edge_index of shape (2, E), got {ends.shape}: put heads in its first row, "
+            "tails in its second"
+        )
+    return ends
+
+
+def _array_of(store: Any, field: str, label: str) -> NDArray[Any]:
+    """A tensor of a graph or of an edge type, as an array."""
+    tensor = getattr(store, field, None)
+    if not hasattr(tensor, "numpy"):
+        got = "none" if tensor is None else f"a {type(tensor).__name__}"
+        raise InputError(f"{label}: expected {field} as a tensor, got {got}: set {field}")
+    array: NDArray[Any] = tensor.numpy(force=True)
+    return array
 
 
 def _names_of(data: Any, field: str, count: int) -> list[str]:
@@ -223,10 +251,10 @@ def _from_hetero(data: Any, label: str) -> Found:
     short = [relation for _, relation, _ in data.edge_types]
     relations = [kind[1] if short.count(kind[1]) == 1 else "__".join(kind) for kind in data.edge_types]
     parts = [np.zeros((0, 3), np.int64)]
-    for number, (head, _, tail) in enumerate(data.edge_types):
-        ends = data[data.edge_types[number]].edge_index.numpy(force=True)
+    for number, kind in enumerate(data.edge_types):
+        ends = _ends_of(data[kind], f"{label}: edge type {kind!r}")
         middle = np.full(ends.shape[1], number)
-        parts.append(np.stack([ends[0] + start[head], middle, ends[1] + start[tail]], 1))
+        parts.append(np.stack([ends[0] + start[kind[0]], middle, ends[1] + start[kind[2]]], 1))
     return _numbered(np.concatenate(parts), entities, relations, label)
 
 

@@ -273,16 +273,20 @@ def test_pyg_and_back(expected: KnowledgeGraph) -> None:
         ({"edge_type": [0, -1, 0]}, "triples: got relation numbers -1 to 0, wanted 0 to 1"),
         ({"edge_index": [[0, 1, 2], [1, -1, 0]]}, "triples: got tail numbers -1 to 1, wanted 0 to 3"),
         ({"edge_type": [0.0, 1.0, 0.0]}, "triples: got numbers of float64, wanted whole ones"),
+        ({"edge_type": [[0], [1], [0]]}, r"expected edge_type of shape \(3,\), got \(3, 1\)"),
+        ({"edge_type": [[1, 0], [0, 1], [1, 0]]}, r"got \(3, 2\): give each edge one .*argmax"),
+        ({"edge_type": [0, 1]}, r"triples: expected edge_type of shape \(3,\), got \(2,\)"),
+        ({"edge_type": 0}, r"triples: expected edge_type of shape \(3,\), got \(\)"),
+        ({"edge_index": [[0, 1], [1, 2], [2, 0]]}, r"expected edge_index of shape \(2, E\), got \(3, 2\)"),
+        ({"edge_index": None}, "triples: expected edge_index as a tensor, got none: set edge_index"),
     ],
 )
-def test_pyg_whose_numbers_have_no_names(
-    expected: KnowledgeGraph, changed: dict[str, Any], problem: str
-) -> None:
+def test_pyg_whose_edges_are_wrong(expected: KnowledgeGraph, changed: dict[str, Any], problem: str) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("torch_geometric")
     data = expected.to_pyg()
     for name, value in changed.items():
-        tensor = name.startswith("edge")
+        tensor = name.startswith("edge") and value is not None
         setattr(data, name, torch.tensor(value) if tensor else value)
     with pytest.raises(InputError, match=problem):
         KnowledgeGraph.from_triples(data, data, data)
@@ -354,6 +358,14 @@ def test_wrong_containers() -> None:
     hetero["a"].num_nodes = 2
     hetero["a", "to", "b"].edge_index = torch.tensor([[0, 1], [1, 0]])
     with pytest.raises(InputError, match="triples: node type 'b' has neither num_nodes nor x"):
+        KnowledgeGraph.from_triples(hetero)
+    hetero["b"].num_nodes = 2
+    hetero["a", "adj", "b"].adj_t = None
+    problem = r"triples: edge type \('a', 'adj', 'b'\): expected edge_index as a tensor, got none"
+    with pytest.raises(InputError, match=problem):
+        KnowledgeGraph.from_triples(hetero)
+    hetero["a", "adj", "b"].edge_index = [[0], [1]]
+    with pytest.raises(InputError, match="expected edge_index as a tensor, got a list"):
         KnowledgeGraph.from_triples(hetero)
     with pytest.raises(InputError, match="triples: got columns a, b, wanted head, relation and tail"):
         KnowledgeGraph.from_triples(to_frame([("x", "y")], "ab"))
