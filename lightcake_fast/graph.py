@@ -1,7 +1,8 @@
 """A graph's context: the triples, their inverses and the order in which the layer walks them."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,10 +11,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lightcake_fast.errors import InputError, counted
 from lightcake_fast.kernels import plan as plans
 from lightcake_fast.kernels.plan import GpuPlan, Plan, build_gpu_plan, build_plan
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Make ordinary tensors, neither inference tensors nor the fake tensors of torch.export."""
+    with torch.inference_mode(False), _disable_current_modes():
+        yield
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -98,7 +107,7 @@ class ContextGraph:
         return self._narrow.index_select(0, places).long()
 
     @cached_property
-    @torch.inference_mode(False)  # what is kept must serve training too, whoever asks first
+    @_kept()
     def _narrow(self) -> Tensor:
         return torch.from_numpy(self._ids).to(self.device)
 
@@ -127,7 +136,7 @@ class ContextGraph:
         self._make_plan("gpu")
         return self._plans["gpu"]  # type: ignore[return-value]
 
-    @torch.inference_mode(False)
+    @_kept()
     def _make_plan(self, kind: str) -> bool:
         if kind not in self._plans:
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -163,7 +172,7 @@ class ContextGraph:
         self._make_context_triples()
         return self._context[0]
 
-    @torch.inference_mode(False)
+    @_kept()
     def _make_context_triples(self) -> bool:
         if not self._context:
             head, relation, tail = self.triples.unbind(1)

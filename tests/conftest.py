@@ -73,8 +73,8 @@ def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             poison = True
         else:
             poison = torch.iinfo(fresh.dtype).max
-        with torch.no_grad():  # the caller may have asked for a leaf that requires gradients
-            return fresh.fill_(poison)
+        fresh.detach().fill_(poison)  # the caller may have asked for a leaf that requires gradients
+        return fresh
 
     return allocate_poisoned
 

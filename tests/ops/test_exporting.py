@@ -1,0 +1,38 @@
+"""The operators in programs of torch.export, which are also written and read."""
+
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightcake_fast.ops import context_layer
+from tests.support.comparison import assert_bitwise_equal
+from tests.support.graphs import layer_inputs
+
+
+class Program(nn.Module):
+    """A function of one tensor."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def written_and_read(program: nn.Module, x: Tensor) -> nn.Module:
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(program, (x,)), file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+@pytest.mark.parametrize("backend", ["reference"])
+def test_the_layer_over_a_graph_that_nothing_has_used(backend: str) -> None:
+    x, y, graph, _ = layer_inputs("degrees", 8, torch.float32)
+    program = Program(lambda x: context_layer(x, y, graph, backend=backend)[0])
+    again = written_and_read(program, x)
+    assert_bitwise_equal(again(x), program(x))  # after it, as the export makes the order of work
