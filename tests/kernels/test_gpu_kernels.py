@@ -52,21 +52,31 @@ def shipped_chunks() -> None:
     """Keep the chunks as long as they are outside of these tests."""
 
 
-def gradients(outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Of a random combination of the outputs."""
+def gradients(
+    outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...], dtype: torch.dtype
+) -> tuple[Tensor, ...]:
+    """Of a random combination of the outputs, with weights that are rounded to ``dtype``."""
     random = torch.Generator().manual_seed(1)
-    weights = [torch.randn(o.shape, generator=random).to(o) for o in outputs]
+    weights = [torch.randn(o.shape, generator=random).to(dtype).to(o) for o in outputs]
     # the reference hands out its input where the context leaves a table alone
     return torch.autograd.grad([o.clone() for o in outputs], inputs, weights)
 
 
 def by_reference(
-    x: Tensor, y: Tensor, graph: ContextGraph, mask: Tensor | None, score: str, context: str
+    x: Tensor,
+    y: Tensor,
+    graph: ContextGraph,
+    mask: Tensor | None,
+    score: str,
+    context: str,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
-    x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+    """Computed in ``dtype``, if given, from the same rows and upstream gradients."""
+    given = x.dtype
+    x, y = (table.detach().to(dtype or given).requires_grad_() for table in (x, y))
     both_ways = None if mask is None else mask.repeat(2)
     outputs = reference.context_layer(x, y, graph.context_triples, both_ways, score, context)
-    return *outputs, *gradients(outputs, (x, y))
+    return *outputs, *gradients(outputs, (x, y), given)
 
 
 def by_triton(
@@ -74,7 +84,7 @@ def by_triton(
 ) -> tuple[Tensor, ...]:
     x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
     outputs = ops.context_layer(x, y, graph, score=score, context=context, mask=mask, backend="triton")
-    return *outputs, *gradients(outputs, (x, y))
+    return *outputs, *gradients(outputs, (x, y), x.dtype)
 
 
 NAMES = ("entities", "relations", "dL/dentities", "dL/drelations")
@@ -90,7 +100,7 @@ def check(
 ) -> None:
     settings = {"score": case["score"], "context": case["context"]}
     actual = by_triton(x, y, graph, mask, **settings)
-    expected = by_reference(x.double(), y.double(), graph, mask, **settings)
+    expected = by_reference(x, y, graph, mask, **settings, dtype=torch.float64)
     if x.dtype.itemsize >= 4:
         for name, got, wanted in zip(NAMES, actual, expected, strict=True):
             assert_close(got, wanted, name=name, slack=slack)
@@ -159,8 +169,9 @@ def test_every_triple_masked(score: str) -> None:
     new_x, new_y, grad_x, grad_y = by_triton(x, y, graph, mask, score, "both")
     assert_bitwise_equal(new_x, x)
     assert_bitwise_equal(new_y, y)
-    assert_close(grad_x, by_reference(x.double(), y.double(), graph, mask, score, "both")[2])
-    assert_close(grad_y, by_reference(x.double(), y.double(), graph, mask, score, "both")[3])
+    *_, wanted_x, wanted_y = by_reference(x, y, graph, mask, score, "both", torch.float64)
+    assert_close(grad_x, wanted_x)
+    assert_close(grad_y, wanted_y)
 
 
 @pytest.mark.parametrize(("entities", "width"), [(0, 4), (3, 4), (3, 0)])
@@ -196,7 +207,7 @@ def test_rows_at_large_scores_are_as_precise_as_in_pytorch(
     x, y = (table * (largest / reached) ** (1 / 3 if score == "distmult" else 1) for table in (x, y))
     results = by_triton(x, y, graph, None, score, "both")
     plain = by_reference(x, y, graph, None, score, "both")
-    exact = by_reference(x.double(), y.double(), graph, None, score, "both")
+    exact = by_reference(x, y, graph, None, score, "both", torch.float64)
     for name, got, rough, wanted in zip(NAMES[:2], results, plain, exact, strict=False):
         error, allowed = ((result.double() - wanted).abs().max() for result in (got, rough))
         assert error <= 4 * allowed, f"{name}: {error:.3g}, in float32 PyTorch {allowed:.3g}"
@@ -213,7 +224,7 @@ def test_one_triple_with_all_the_weight_leaves_no_rounding_in_the_gradients(
     random = torch.Generator().manual_seed(0)
     x, y = (0.5 + torch.rand(rows, 8, generator=random).to(DEVICE) for rows in (21, 2))
     x[1:] *= tails[:, None] * (5 if score == "distmult" else 15)
-    exact = by_reference(x.double(), y.double(), graph, None, score, "both")
+    exact = by_reference(x, y, graph, None, score, "both", torch.float64)
     plain = by_reference(x, y, graph, None, score, "both")
     for name, got, rough, wanted in zip(
         NAMES, by_triton(x, y, graph, None, score, "both"), plain, exact, strict=True
@@ -281,7 +292,7 @@ def test_16_bit_gradients_do_not_come_from_rounded_differences(score: str) -> No
     x, y, graph, _ = layer_inputs("hub", 64, torch.bfloat16, DEVICE)
     x = x + 30 * (torch.arange(64, device=DEVICE) % 7 == 0)
     y = y + 30 * (torch.arange(64, device=DEVICE) % 7 == 1)
-    exact = by_reference(x.double(), y.double(), graph, None, score, "both")
+    exact = by_reference(x, y, graph, None, score, "both", torch.float64)
     for name, got, wanted in zip(NAMES, by_triton(x, y, graph, None, score, "both"), exact, strict=True):
         assert_close(got, wanted, name=name, dtype=torch.bfloat16)
 

@@ -53,7 +53,7 @@ def check(
     slack: float = 1.0,
 ) -> dict[str, Tensor]:
     """Compare with the float64 reference, whose results come back."""
-    exact = layer_results(x.double(), y.double(), graph, score=score, mask=mask, backend="reference")
+    exact = layer_results(x, y, graph, dtype=torch.float64, score=score, mask=mask, backend="reference")
     most = max(table.abs().max().item() for table in (x, y))
     for table, actual in results(x, y, graph, backend, score=score, mask=mask).items():
         assert actual.dtype == x.dtype
@@ -223,7 +223,7 @@ def in_order(number: int, rows: Tensor, columns: int) -> Tensor:
 
 def largest_errors(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, score: str) -> dict[str, float]:
     """The largest error of each table beside its largest number."""
-    exact = layer_results(x.double(), y.double(), graph, score=score, backend="reference")
+    exact = layer_results(x, y, graph, dtype=torch.float64, score=score, backend="reference")
     found = results(x, y, graph, backend, score=score)
     return {
         table: ((found[table].double() - wide).abs().max() / wide.abs().max()).item()

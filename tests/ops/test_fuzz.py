@@ -26,6 +26,29 @@ def test_random_layers(backend: str, graphs: int, scores: tuple[str, ...], rows:
     fuzz.fuzz(backend, graphs, scores=scores, rows=rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_that_cancel_are_within_the_bound_in_16_bits(seed: int, dtype: torch.dtype) -> None:
+    """The expectation takes the same rounded upstream gradients: their rounding alone exceeds the bound."""
+    for whole in (False, True):
+        loop = fuzz.Case(
+            entities=3,
+            relations=1,
+            triples=((0, 0, 0),),
+            masked=None,
+            width=1,
+            dtype=dtype,
+            score="distmult",
+            context="both",
+            rows="float32",
+            scale=2.0,
+            whole=whole,
+            chunk=1,
+            seed=seed,
+        )
+        fuzz.check(loop, "numba")
+
+
 def test_a_fault_is_found_and_made_small(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -151,8 +151,8 @@ def test_16_bit_rows_are_computed_in_float32(name: str, score: str, dtype: torch
     x, y, graph, mask = layer_inputs(name, 16, dtype)
     actual = layer_results(x, y, graph, score=score, mask=mask, backend="numba")
     low = layer_results(x, y, graph, score=score, mask=mask, backend="reference")
-    exact = layer_results(x.double(), y.double(), graph, score=score, mask=mask, backend="reference")
-    wide = layer_results(x.float(), y.float(), graph, score=score, mask=mask, backend="numba")
+    exact = layer_results(x, y, graph, dtype=torch.float64, score=score, mask=mask, backend="reference")
+    wide = layer_results(x, y, graph, dtype=torch.float32, score=score, mask=mask, backend="numba")
     for table, narrow in actual.items():
         assert narrow.dtype == dtype
         assert_as_precise_as(narrow, low[table], exact[table], name=table)

@@ -52,7 +52,7 @@ def test_sums_and_their_gradients_equal_the_reference(backend: str, score: str, 
     x, y = random_rows(graph, 6, torch.float32, scale=1e-3)
     x, y = x.to(device), as_read(y, score).to(device)
     for used in (None, mask) if backend == "numba" else (mask,):
-        wide = sums(x.double(), y.double(), graph, "reference", used, score=score, context=context)
+        wide = sums(x, y, graph, "reference", used, dtype=torch.float64, score=score, context=context)
         low = sums(x, y, graph, "reference", used, score=score, context=context)
         for name, actual in sums(x, y, graph, backend, used, score=score, context=context).items():
             # a hub's gradient is a sum that cancels, the more without its own gradient to be added to
@@ -76,7 +76,7 @@ def test_float64_sums_are_what_rows_gain(backend: str, context: str) -> None:
 @pytest.mark.parametrize("backend", ["numba", "triton"])
 def test_sums_of_16_bit_rows(backend: str, dtype: torch.dtype) -> None:
     x, y, graph, mask = layer_inputs("duplicates", 16, dtype, DEVICES.get(backend, "cpu"))
-    exact = sums(x.double(), y.double(), graph, "reference", mask)
+    exact = sums(x, y, graph, "reference", mask, dtype=torch.float64)
     low = sums(x, y, graph, "reference", mask)
     for name, actual in sums(x, y, graph, backend, mask).items():
         assert actual.dtype == dtype

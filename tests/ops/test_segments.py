@@ -42,17 +42,26 @@ def example(
 
 
 def results(
-    scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | None, backend: str
+    scores: Tensor,
+    values: Tensor,
+    segments: Segments,
+    mask: Tensor | None,
+    backend: str,
+    dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """Sums and weights, and the gradients of a random combination of both."""
+    """Sums and weights, and the gradients of a random combination of both.
+
+    With ``dtype``, the op computes in that type from the same scores, values and upstream gradients.
+    """
     random = torch.Generator().manual_seed(1)
-    scores, values = scores.detach().requires_grad_(), values.detach().requires_grad_()
+    given = values.dtype
+    scores, values = (table.detach().to(dtype or given).requires_grad_() for table in (scores, values))
     sums, weights = segment_softmax_aggregate(
         scores, values, segments, mask, return_weights=True, backend=backend
     )
     gradients = [torch.randn(t.shape, generator=random, dtype=torch.float64) for t in (sums, weights)]
     grad_scores, grad_values = torch.autograd.grad(
-        (sums, weights), (scores, values), [g.to(sums.dtype).to(sums) for g in gradients]
+        (sums, weights), (scores, values), [g.to(given).to(sums) for g in gradients]
     )
     return {"sums": sums, "weights": weights, "grad_scores": grad_scores, "grad_values": grad_values}
 
@@ -74,7 +83,7 @@ CASES = [
 def test_equals_the_reference(backend: str, width: int, dtype: torch.dtype, masked: bool) -> None:
     scores, values, segments, mask = example(width, dtype, DEVICES[backend])
     used = mask if masked else None
-    expected = results(scores.double(), values.double(), segments, used, "reference")
+    expected = results(scores, values, segments, used, "reference", torch.float64)
     for name, actual in results(scores, values, segments, used, backend).items():
         assert actual.dtype == dtype
         assert_close(actual, expected[name], name=name)
@@ -84,7 +93,7 @@ def test_equals_the_reference(backend: str, width: int, dtype: torch.dtype, mask
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_16_bit_rows_have_float32_sums(backend: str, dtype: torch.dtype) -> None:
     scores, values, segments, mask = example(64, dtype, DEVICES[backend])
-    expected = results(scores.double(), values.double(), segments, mask, "reference")
+    expected = results(scores, values, segments, mask, "reference", torch.float64)
     low = results(scores, values, segments, mask, "reference")
     for name, actual in results(scores, values, segments, mask, backend).items():
         assert actual.dtype == dtype
@@ -143,7 +152,7 @@ def test_any_segments(data: st.DataObject, backend: str) -> None:
     segments = Segments.from_csr(bounds, index, 5).to(DEVICES[backend])
     scores = torch.randn(len(index), generator=random).to(DEVICES[backend])
     values = torch.randn(5, width, generator=random).to(DEVICES[backend])
-    expected = results(scores.double(), values.double(), segments, None, "reference")
+    expected = results(scores, values, segments, None, "reference", torch.float64)
     for name, actual in results(scores, values, segments, None, backend).items():
         assert_close(actual, expected[name], name=name)
 
@@ -345,7 +354,7 @@ def with_heads(
 )
 def test_heads_equal_the_reference(backend: str, heads: int, width: int, dtype: torch.dtype) -> None:
     scores, values, segments, mask = with_heads(heads, width, dtype, DEVICES[backend])
-    expected = results(scores.double(), values.double(), segments, mask, "reference")
+    expected = results(scores, values, segments, mask, "reference", torch.float64)
     for name, actual in results(scores, values, segments, mask, backend).items():
         assert actual.dtype == dtype
         assert_close(actual, expected[name], name=name)

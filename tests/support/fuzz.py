@@ -97,7 +97,7 @@ def check(case: Case, backend: str) -> None:
     options = {"score": case.score, "context": case.context, "rows": case.rows}
     real = torch.float64 if case.dtype == torch.float64 else torch.float32
     exact, plain = (
-        layer_results(x.to(dtype), y.to(dtype), graph, mask=mask, backend="reference", **options)
+        layer_results(x, y, graph, dtype=dtype, mask=mask, backend="reference", **options)
         for dtype in (torch.float64, real)
     )
     mask = None if mask is None else mask.to(device)

@@ -129,14 +129,21 @@ def as_read(y: Tensor, score: str) -> Tensor:
     return with_planes(y) if score_named(score).planes else y
 
 
-def layer_results(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> dict[str, Tensor]:
-    """A layer's new rows and the gradients of one random combination of them, by name."""
-    x, y = x.detach().requires_grad_(), y.detach().requires_grad_()
+def layer_results(
+    x: Tensor, y: Tensor, graph: ContextGraph, *, dtype: torch.dtype | None = None, **options: Any
+) -> dict[str, Tensor]:
+    """A layer's new rows and the gradients of one random combination of them, by name.
+
+    With ``dtype``, the layer computes in that type from the same numbers: its upstream gradients are rounded
+    to the type of ``x`` and ``y`` first.
+    """
+    given = x.dtype
+    x, y = (table.detach().to(dtype or given).requires_grad_() for table in (x, y))
     # the reference hands out its input where the context leaves a table alone
     rows = [table.clone() for table in context_layer(x, y, graph, **options)]
     random = torch.Generator().manual_seed(2)
-    gradients = [torch.randn(t.shape, generator=random, dtype=torch.float64).to(t.dtype) for t in rows]
-    grad_x, grad_y = torch.autograd.grad(rows, (x, y), gradients)
+    upstream = [torch.randn(t.shape, generator=random, dtype=torch.float64).to(given).to(t) for t in rows]
+    grad_x, grad_y = torch.autograd.grad(rows, (x, y), upstream)
     return {
         "entities": rows[0].detach(),
         "relations": rows[1].detach(),
