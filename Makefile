@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+SEED ?= $(shell date +%s)
 
 RUN = $(VENV)/bin/python
 # One pip call makes or mends the environment; the stamp says for which metadata that was done.
@@ -24,8 +25,9 @@ dev: $(DEV_STAMP)  ## install with everything that tests, lint and benchmarks ne
 test: $(DEV_STAMP)  ## install, run the tests
 	$(RUN) -m pytest -n auto --dist worksteal -m "not full"
 
+# The random examples of the full run are new ones. Its command line shows the seed; SEED=N repeats them.
 test-full: $(DEV_STAMP)  ## the tests with full grids, long fuzzing and kill tests, then test-oldest
-	$(RUN) -m pytest -n auto --dist worksteal
+	$(RUN) -m pytest -n auto --dist worksteal --hypothesis-profile=random --hypothesis-seed=$(SEED)
 	$(MAKE) test-oldest
 
 test-oldest:  ## the tests on the oldest versions that pyproject.toml allows, in an environment of their own

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads take the other tests' cores
@@ -16,6 +17,18 @@ os.environ.setdefault("LIGHTCAKE_FAST_DEVICE", "cpu")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test module
+
+# `make test` tries the same examples each time; `make test-full` takes the random profile and a new seed
+for _name in ("random", "derandomized"):
+    hypothesis.settings.register_profile(
+        _name,
+        derandomize=_name == "derandomized",
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        database=None,
+        print_blob=True,
+    )
+    hypothesis.settings.load_profile(_name)  # the last one holds without --hypothesis-profile
 
 MAX_THREADS = 4  # the tensors of tests are small: a wide pool costs more than it brings
 

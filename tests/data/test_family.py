@@ -34,7 +34,7 @@ def test_the_default_graph_stays_the_same() -> None:
     assert family().fingerprint == "1b262b7163ee90d8c49b99ae5e3c7c520611cf1a56e4dc2fcedbb50667a689eb"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(people=st.integers(20, 400), seed=st.integers(0, 2**32))
 def test_any_size(people: int, seed: int) -> None:
     graph = family(people=people, seed=seed)
@@ -47,7 +47,7 @@ def test_any_size(people: int, seed: int) -> None:
     assert graph.duplicates == {"train": 0, "valid": 0, "test": 0}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(people=st.integers(20, 400), seed=st.integers(0, 2**32))
 def test_people_live_plausible_lives(people: int, seed: int) -> None:
     tree, _ = draw(people, seed)

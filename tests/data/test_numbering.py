@@ -53,7 +53,7 @@ def outcome(read: Callable[[], KnowledgeGraph]) -> Any:
     return graph.entities, graph.relations, triples, graph.duplicates, graph.notes, graph.fingerprint
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     contents=st.tuples(files, files, files),
     trained=st.sampled_from([RELATIONS, RELATIONS, RELATIONS[:2]]),

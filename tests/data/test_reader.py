@@ -266,7 +266,6 @@ triples = st.lists(st.tuples(names, st.sampled_from(["r", "s t", "0"]), names), 
 
 
 @pytest.mark.filterwarnings("ignore:.* as well:lightcake_fast.errors.DataWarning")
-@settings(deadline=None)
 @given(train=triples, held_out=triples, crlf=st.booleans(), block=st.integers(1, 200))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory,
@@ -289,7 +288,7 @@ def test_what_is_written_is_read(
         assert graph.duplicates[split] == len(rows) - len(set(rows))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     pieces=st.lists(
         st.sampled_from([b"a", b"\t", b"\n", b"\r", b" ", b"\0", b"\xc3", b"\xa9", b"r"]), max_size=24

@@ -386,7 +386,7 @@ def test_nothing_is_imported_that_was_not_given() -> None:
     assert done.stdout.strip() == ""
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 9)), min_size=4, unique=True

@@ -145,7 +145,7 @@ def test_wide_rows(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     check({"score": "transe", "context": "both"}, x, y, graph, mask)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_random_graphs(data: st.DataObject) -> None:
     entities, relations = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 3))

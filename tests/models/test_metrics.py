@@ -48,7 +48,7 @@ def small_graph(seed: int, entities: int = 6, relations: int = 5, triples: int =
 
 
 @pytest.mark.parametrize("ties", TIES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), levels=st.sampled_from([1, 2, 4, 1000]))
 def test_ranks_equal_brute_force(ties: str, seed: int, levels: int) -> None:
     graph = small_graph(seed)

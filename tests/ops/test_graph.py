@@ -105,7 +105,7 @@ def draw_triples(data: st.DataObject) -> tuple[torch.Tensor, int, int]:
     return triples, entities, relations
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_plan_of_random_graphs(data: st.DataObject) -> None:
     triples, entities, relations = draw_triples(data)
@@ -118,7 +118,7 @@ def test_plan_of_random_graphs(data: st.DataObject) -> None:
     check_plan(graph, *chunks.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_orders_are_those_of_lexsort(data: st.DataObject) -> None:
     """A pass adds in these orders: that results stay bitwise the same hangs on the ties as well."""

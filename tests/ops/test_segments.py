@@ -140,7 +140,7 @@ def test_threads_do_not_change_a_bit() -> None:
         torch.set_num_threads(threads)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(data=st.data(), backend=st.sampled_from(BACKENDS))
 def test_any_segments(data: st.DataObject, backend: str) -> None:
     lengths = data.draw(st.lists(st.integers(0, 9) | st.integers(60, 70), min_size=1, max_size=12))

@@ -1,11 +1,13 @@
 """Random layers of each fused back end against float64: `python -m tests.support.fuzz --graphs 10000`.
 
-It stops at the first layer that is wrong, and shows the smallest one like it that it can find.
+It stops at the first layer that is wrong, and shows the smallest one like it that it can find. It prints its
+seed: `--seed` repeats a search.
 """
 
 import argparse
 import math
 import os
+import secrets
 import sys
 from dataclasses import dataclass
 
@@ -159,8 +161,9 @@ def fuzz(
     widths: tuple[int, ...] = WIDTHS,
     scores: tuple[str, ...] = FUSED,
     rows: tuple[str, ...] = ROWS,
+    seed: int | None = None,
 ) -> None:
-    """Check random cases.
+    """Check random cases. Without ``seed``, the profile and the seed of Hypothesis choose them.
 
     Raises:
         AssertionError: As `check`, of the smallest wrong case found, which is printed.
@@ -171,13 +174,12 @@ def fuzz(
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),
-        print_blob=False,
     )
     @given(case=cases(widths, scores, rows))
     def search(case: Case) -> None:
         check(case, backend)
 
-    search()
+    (search if seed is None else hypothesis.seed(seed)(search))()
 
 
 def main() -> int:
@@ -185,12 +187,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz", description=__doc__)
     parser.add_argument("--graphs", type=int, default=10_000, help="random graphs a back end")
     parser.add_argument("--backend", choices=BACKENDS, help="only this one")
+    parser.add_argument("--seed", type=int, help="seed of the random graphs (default: a new one, printed)")
     options = parser.parse_args()
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    print(f"seed {seed}", flush=True)
     for backend in [options.backend] if options.backend else BACKENDS:
         interpreted = backend == "triton" and not torch.cuda.is_available()
         graphs = max(1, options.graphs // INTERPRETED_SHARE) if interpreted else options.graphs
         scores = BUILT_IN if backend == "numba" else FUSED
-        fuzz(backend, graphs, (*WIDTHS, *FIXED_WIDTHS[:2]), scores)
+        fuzz(backend, graphs, (*WIDTHS, *FIXED_WIDTHS[:2]), scores, seed=seed)
         print(f"{backend}: {graphs} graphs{' in the interpreter' * interpreted}, no error found", flush=True)
     return 0
 
