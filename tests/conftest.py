@@ -1,12 +1,15 @@
-"""Fixtures of every test: poisoned fresh memory, few threads, and the public data sets."""
+"""Fixtures of every test: seeds, poisoned fresh memory, few threads, and the public data sets."""
 
 import importlib
 import os
+import random
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads take the other tests' cores
@@ -75,6 +78,24 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gpu_launch, "warp_size", lambda: 256)
     monkeypatch.setattr(plan, "GPU_ENTITY_CHUNK", 7)
     monkeypatch.setattr(plan, "GPU_RELATION_CHUNK", (8, 16))
+
+
+def _seed(number: int) -> None:
+    torch.manual_seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    random.seed(number)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
+    """Seed a fixture of several tests by its name: it must not depend on the test that asks first."""
+    if fixturedef.scope != "function":
+        _seed(zlib.crc32(fixturedef.argname.encode()))
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    _seed(0)
 
 
 def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

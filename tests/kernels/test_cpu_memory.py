@@ -131,7 +131,7 @@ lightcake_fast.prepare_process()
 import torch
 from lightcake_fast import ContextGraph, context_layer
 graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]]), 140_000, 1)
-x, y = torch.rand(140_000, 256), torch.rand(2, 256)
+x, y = torch.ones(140_000, 256), torch.ones(2, 256)
 places = []
 for step in range(4):
     new, _ = context_layer(x, y, graph)

@@ -1,9 +1,36 @@
 """A test that fails can be repeated: random numbers and Hypothesis's examples are the same each time."""
 
+import random
+import zlib
+
 import hypothesis
+import numpy as np
 import pytest
+import torch
 
 from tests.support import fuzz
+
+
+def draws() -> list[float]:
+    """A number from each generator that a test can use without a seed."""
+    return [torch.rand(()).item(), np.random.random_sample(), random.random()]  # noqa: NPY002
+
+
+def first_draws(seed: int) -> list[float]:
+    """The numbers that `draws` gives after this seed, from other generators."""
+    number = torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
+    return [number, np.random.RandomState(seed).random_sample(), random.Random(seed).random()]
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[float]:
+    return draws()
+
+
+@pytest.mark.parametrize("test", ["first", "second"])
+def test_each_test_and_wide_fixture_starts_from_its_own_seed(test: str, drawn: list[float]) -> None:
+    assert draws() == first_draws(0)
+    assert drawn == first_draws(zlib.crc32(b"drawn"))
 
 
 def cases_tried(monkeypatch: pytest.MonkeyPatch, seed: int | None) -> list[fuzz.Case]:
