@@ -43,14 +43,14 @@ def resume(folder: Path, *flags: str) -> int:
     return train(["--resume", str(folder), "--quiet", *flags])
 
 
-def start(*flags: str) -> "subprocess.Popen[str]":
+def start(*flags: str, **environment: str) -> "subprocess.Popen[str]":
     """Start the command in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "lightcake_fast.train", *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
 
 

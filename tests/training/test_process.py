@@ -9,7 +9,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,33 +21,20 @@ from lightcake_fast.train import main as train
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import Position
+from tests.support.processes import FILE_EVENTS, HANG, signalled
 from tests.support.trained_runs import write_dataset
 from tests.support.training_runs import TINY, assert_equal_runs, start
 
-# many short epochs, so that saving is under way at most moments
 COMMAND = importlib.import_module("lightcake_fast.train")  # the package's `train` is the function
 LONG = [*TINY, "--epochs", "60", "--patience", "60"]
-DEADLINE = 60.0
+LEAST_EVENTS = 900  # on the files of the long run: all signals come before its end
 
 
-def finish(*flags: str) -> "subprocess.CompletedProcess[str]":
+def finish(*flags: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run the command to its end."""
-    process = start(*flags)
-    out, err = process.communicate(timeout=DEADLINE)
+    process = start(*flags, **environment)
+    out, err = process.communicate(timeout=HANG)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
-def wait_for_epochs(process: "subprocess.Popen[str]", folder: Path, count: int) -> None:
-    """Wait until `count` epochs are in the metrics, or the process is gone."""
-    limit = time.monotonic() + DEADLINE
-    while process.poll() is None:
-        assert time.monotonic() < limit, "the run makes no progress"
-        lines = (
-            (folder / "metrics.jsonl").read_text().count("\n") if (folder / "metrics.jsonl").exists() else 0
-        )
-        if folder.exists() and lines >= count:
-            return
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +49,9 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sigint_and_sigterm_save_first(long_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = [*LONG, "--out", str(folder)]
-    for number, code, epochs in ((signal.SIGINT, 130, 3), (signal.SIGTERM, 143, 15)):
-        process = start(*flags)
-        wait_for_epochs(process, folder, epochs)
-        process.send_signal(number)
-        _, err = process.communicate(timeout=DEADLINE)
-        assert (process.returncode, err) == (code, "")
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        done = finish(*flags, **signalled(tmp_path, number, FILE_EVENTS, str(folder), LEAST_EVENTS // 3))
+        assert (done.returncode, done.stderr) == (code, "")
         assert (folder / "last.safetensors").exists()
         assert not (folder / "results.json").exists()
         flags = ["--resume", str(folder), "--quiet"]
@@ -81,16 +64,11 @@ def test_sigint_and_sigterm_save_first(long_run: Path, tmp_path: Path) -> None:
 def test_killed_three_times_at_random(long_run: Path, tmp_path: Path, seed: int) -> None:
     moments = random.Random(seed)
     folder = tmp_path / "run"
-    kills = 0
-    for epochs in (0, 10, 30):
+    for _ in range(3):
         flags = ["--resume", str(folder), "--quiet"] if folder.exists() else [*LONG, "--out", str(folder)]
-        process = start(*flags)
-        wait_for_epochs(process, folder, epochs)
-        time.sleep(moments.uniform(0, 0.3))
-        process.kill()
-        process.communicate(timeout=DEADLINE)
-        kills += process.returncode == -signal.SIGKILL
-    assert kills, "every process had ended before it was killed"
+        moment = moments.randrange(1, LEAST_EVENTS // 3)
+        done = finish(*flags, **signalled(tmp_path, signal.SIGKILL, FILE_EVENTS, str(folder), moment))
+        assert done.returncode == -signal.SIGKILL
     done = finish("--resume", str(folder), "--quiet")
     assert (done.returncode, done.stderr) == (0, "")
     assert_equal_runs(folder, long_run)
