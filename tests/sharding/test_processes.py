@@ -5,10 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -19,6 +16,7 @@ from lightcake_fast.train import main as train
 from tests.sharding.test_experiment import DATA
 from tests.support import ranks
 from tests.support.comparison import assert_bitwise_equal
+from tests.support.processes import HANG, until
 
 # every option that several processes divide among them, but nothing left to chance
 FLAGS = ["--dataset", "family:60", "--dim", "6", "--layers", "2", "--batch-size", "64", "--lr", "0.02"]
@@ -59,13 +57,6 @@ def assert_one_error(outputs: list[tuple[str, str]], message: str) -> None:
     (line,) = [line for line in lines if not line.startswith(("warning:", "lightcake_fast: compiling"))]
     assert line.startswith(f"error: {message}")
     assert "gloo" not in line
-
-
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +147,9 @@ def test_two_runs_of_as_many_processes_are_equal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_process_ends_the_others_and_the_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "run"
-    timeout = 120 if number == signal.SIGKILL else 10
+    timeout = HANG if number == signal.SIGKILL else 60  # of the wait for a stopped process
     started = ranks.start(3, COMMAND, *DROPPING, *ENDLESS, "--out", str(folder), timeout=timeout)
-    until((folder / "best.json").exists)
+    until((folder / "best.json").exists, *started)
     os.kill(started[1].pid, number)
     outputs = ranks.finish([started[0], started[2]], 1, 1)
     started[1].kill()
@@ -174,7 +165,7 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on(tmp_path: Path, numb
 def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     started = ranks.start(2, COMMAND, *DROPPING, *ENDLESS, "--out", str(folder))
-    until((folder / "best.json").exists)
+    until((folder / "best.json").exists, *started)
     started[1].send_signal(signal.SIGTERM)
     ranks.finish(started, 143, 143)
     assert load(folder).evaluate("valid").all.mrr is not None

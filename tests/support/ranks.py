@@ -1,28 +1,31 @@
-"""Processes that train together, started as torchrun starts them, but without its own process beside them."""
+"""Processes that train together, started as torchrun starts them: this process has their store."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from weakref import WeakKeyDictionary
 
-import torch.distributed as dist
+from torch.distributed import TCPStore
 
-_STORES: list[Any] = []  # as torchrun's agent has one: it lives longer than any process
+from tests.support.processes import HANG
+
+# the store of each rank lives as long as the rank
+_STORES: WeakKeyDictionary["subprocess.Popen[str]", TCPStore] = WeakKeyDictionary()
 
 
 def start(
-    ranks: int, *arguments: str, timeout: int = 120, folder: Path | None = None
+    ranks: int, *arguments: str, timeout: int = HANG, folder: Path | None = None
 ) -> list["subprocess.Popen[str]"]:
     """Start `python -m ARGUMENTS` as that many ranks on this machine, in a folder or the current one."""
-    tcp: Any = dist.TCPStore  # type: ignore[attr-defined]
-    store = tcp("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    _STORES.append(store)
-    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    shared |= {"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    # it listens at once: no other process can take the port before the ranks start
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)}
+    shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    shared |= {"TORCHELASTIC_RUN_ID": "test", "OMP_NUM_THREADS": "1"}
     shared |= {"LIGHTCAKE_FAST_TIMEOUT": str(timeout)}
-    return [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-u", "-m", *arguments],
             stdout=subprocess.PIPE,
@@ -33,11 +36,17 @@ def start(
         )
         for rank in range(ranks)
     ]
+    _STORES.update(dict.fromkeys(processes, store))
+    return processes
 
 
 def finish(processes: list["subprocess.Popen[str]"], *codes: int) -> list[tuple[str, str]]:
     """What each printed, to stdout and to stderr, after it ended with its code (0 where none is given)."""
-    ended = [process.communicate(timeout=300) for process in processes]
+    try:
+        ended = [process.communicate(timeout=HANG) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()  # does nothing to a process that has ended
     # which ranks PyTorch 2.9 has joined it says itself, on stdout
     outputs = [(re.sub(r"^\[Gloo\] .*\n", "", out, flags=re.MULTILINE), err) for out, err in ended]
     wanted = list(codes) or [0] * len(processes)
