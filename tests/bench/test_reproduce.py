@@ -34,7 +34,6 @@ from bench.reproduce.tables import (
     verdict,
 )
 from bench.reproduce.targets import FIGURES_NOTE, PAPER_NOTE, comparison, with_curves
-from bench.reproduce.timing import time_training
 from lightcake_fast import cli
 from lightcake_fast.data import load_dataset, write_folder
 from lightcake_fast.errors import InputError
@@ -328,20 +327,6 @@ def test_data_of_ones_own_are_found_again_and_changed_ones_refused(
     capsys.readouterr()
     assert cli.run(command.main, [*argv, "--finished", "--runs", "runs", "--", *flags]) == 2
     assert "is of other data than mine holds now" in capsys.readouterr().err
-
-
-def test_a_run_is_timed_without_changing_it(tmp_path: Path) -> None:
-    flags = ["--dataset", "family:60", "--dim", "4", "--epochs", "1", "--batch-size", "32"]
-    for name, model, layered in (("context", "lightcake", True), ("none", "distmult", False)):
-        folder = tmp_path / name
-        assert cli.run(train, [*flags, "--model", model, "--out", str(folder)]) == 0
-        before = {file.name: file.read_bytes() for file in folder.iterdir()}
-        timing = time_training(folder)
-        assert 0 < timing.triples_per_second < 1e9
-        assert (timing.layer_seconds is not None) == layered
-        # a step of 32 triples refines with two layers, and does more
-        assert not timing.layer_seconds or 2 * timing.layer_seconds < 2 * 32 / timing.triples_per_second
-        assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 @pytest.mark.full

@@ -2,8 +2,8 @@
 
 import json
 import threading
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.data import load_dataset
+from lightcake_fast.kernels import compiling as compiling_module
 from lightcake_fast.kernels.compiling import compiling, seconds_compiling
 from lightcake_fast.metrics import KnownRelations, RankMetrics, triple_ranks
 from lightcake_fast.sharding.world import World
 from lightcake_fast.train import main as train
+from lightcake_fast.training import loop
 from lightcake_fast.training.experiment import Experiment
 
 # seen: .81 with these epochs (seed 0), .30 for the frequency guess
@@ -46,20 +48,30 @@ def test_training_on_the_genealogy_learns_kinship(tmp_path: Path) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the training loop and of the compiler, which only a test moves on."""
+    now = [1000.0]
+    for module in (loop, compiling_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_waiting_for_the_compiler_is_no_training_time(
-    elsewhere: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    elsewhere: bool, clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance, waits = Experiment.advance, [1.0]
+    advance, steps = Experiment.advance, list[int]()
 
     def compiled_first(one: Experiment, batch: Tensor) -> None:
-        if waits:
-            seconds = waits.pop()
+        if not steps:
             if elsewhere:
-                time.sleep(seconds)
+                clock[0] += 1
             else:
                 with compiling(), compiling():  # as a pass within a layer
-                    time.sleep(seconds)
+                    clock[0] += 1
+        steps.append(len(batch))
+        clock[0] += 2
         advance(one, batch)
 
     def of_all(world: World, *numbers: int) -> tuple[int, ...]:
@@ -69,44 +81,50 @@ def test_waiting_for_the_compiler_is_no_training_time(
     monkeypatch.setattr(Experiment, "advance", compiled_first)
     if elsewhere:
         monkeypatch.setattr(World, "agree", of_all)
-    before, start = seconds_compiling(), time.monotonic()
-    assert train(["--dataset", "family:60", "--out", str(tmp_path / "run"), "--epochs", "1", "--quiet"]) == 0
-    took, waited = time.monotonic() - start, seconds_compiling() - before
+    before = seconds_compiling()
+    flags = ["--dataset", "family:60", "--batch-size", "64", "--epochs", "1", "--quiet"]
+    assert train([*flags, "--out", str(tmp_path / "run")]) == 0
+    assert seconds_compiling() - before == (0 if elsewhere else 1)
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     (record,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert elsewhere or waited >= 1
-    assert 0 < record["seconds"] <= results["seconds"] <= took - max(waited, 1)
+    assert len(steps) > 1
+    assert record["seconds"] == results["seconds"] == pytest.approx(2 * len(steps))
 
 
 def test_what_another_process_compiled_before_counts_for_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clock: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told with every step, and at the end of an epoch first: no time may be taken from the next."""
-    others = [0]
+    others, advance, evaluate = [0], Experiment.advance, Experiment.evaluate
+
+    def advanced(one: Experiment, batch: Tensor) -> None:
+        clock[0] += 2
+        advance(one, batch)
 
     def of_all(world: World, *numbers: int) -> tuple[int, ...]:
         return (*numbers[:1], *(max(number, others[0]) for number in numbers[1:2]), *numbers[2:])
 
     def validated(*arguments: Any, **options: Any) -> Any:
         others[0] = 60_000_000
+        clock[0] += 60
         return evaluate(*arguments, **options)
 
-    evaluate = Experiment.evaluate
+    monkeypatch.setattr(Experiment, "advance", advanced)
     monkeypatch.setattr(Experiment, "evaluate", validated)
     monkeypatch.setattr(World, "agree", of_all)
     assert train(["--dataset", "family:20", "--out", str(tmp_path / "run"), "--epochs", "3", "--quiet"]) == 0
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    assert all(json.loads(line)["seconds"] > 0 for line in lines)
+    assert [json.loads(line)["seconds"] for line in lines] == pytest.approx([2, 2, 2])
 
 
-def test_what_another_thread_compiles_is_no_wait_of_this_one() -> None:
+def test_what_another_thread_compiles_is_no_wait_of_this_one(clock: list[float]) -> None:
     def wait() -> None:
         with compiling():
-            time.sleep(0.2)
+            clock[0] += 3
 
     before, other = seconds_compiling(), threading.Thread(target=wait)
     other.start()
     other.join()
     assert seconds_compiling() == before
     wait()
-    assert seconds_compiling() >= before + 0.2
+    assert seconds_compiling() == before + 3
