@@ -18,6 +18,7 @@ from lightcake_fast.data.public import (
     public_folder,
 )
 from lightcake_fast.errors import InputError
+from tests.support.processes import HANG
 
 CONTENTS = {
     "entities.dict": b"0\ta\n1\tb\n",
@@ -46,6 +47,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("LIGHTCAKE_FAST_DATA", raising=False)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.setattr(public, "RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr(public, "TIMEOUT_SECONDS", HANG)
     return tmp_path / "cache" / "lightcake_fast"
 
 

@@ -20,6 +20,7 @@ from lightcake_fast.kernels.cpu_together import BACKWARD, FORWARD, Kind
 from tests.support.comparison import assert_bitwise_equal
 from tests.support.graphs import layer_inputs, layer_results
 from tests.support.own_blocks import Crossed
+from tests.support.processes import HANG
 
 KIND = Kind("distmult", 0, "float32", "float32")
 SHORT_PASSES = [each for each in FORWARD + BACKWARD if each.module == "cpu_merge"]
@@ -72,6 +73,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cpu_together, "_seen", set())
     monkeypatch.setattr(cpu_together, "_processes", lambda: 2)
     monkeypatch.setattr(cpu_together, "START", 0)
+    monkeypatch.setattr(cpu_together, "PATIENCE", HANG)
 
 
 def sums(width: int = 7) -> torch.Tensor:
@@ -105,7 +107,7 @@ def test_a_helper_that_fails_costs_only_time(
     def start_helper(command: list[str], **options: Any) -> Any:
         if fate == "cannot start":
             raise OSError("no more processes")
-        helpers.append(start(command, **options))
+        helpers.append(start([*command[:2], "import time; time.sleep(1000)"], **options))
         helpers[-1].kill()
         return helpers[-1]
 

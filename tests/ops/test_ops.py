@@ -15,6 +15,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.ops import context_layer, context_weights
 from tests.support.comparison import assert_as_precise_as, assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, SCORES, layer_inputs, layer_results
+from tests.support.processes import HANG
 
 Layer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -273,7 +274,7 @@ def test_a_forked_child_can_call() -> None:
         if child == 0:
             status = 1
             try:
-                signal.alarm(60)  # ends a child that waits for ever
+                signal.alarm(HANG)  # ends a child that waits for ever
                 assert_same(layer_results(x, y, graph, mask=mask, backend="numba"), expected)
                 status = 0
             finally:

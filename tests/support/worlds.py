@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from lightcake_fast.sharding.world import World
+from tests.support.processes import HANG
 
 Result = TypeVar("Result")
 
 
 class _Room:
     def __init__(self, ranks: int) -> None:
-        self.barrier = threading.Barrier(ranks, timeout=60)
+        self.barrier = threading.Barrier(ranks, timeout=HANG)
         self.values: list[Any] = [None] * ranks
 
 
