@@ -1,7 +1,8 @@
 """The training step as one CUDA graph: a small graph's kernels take longer to launch than to run."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Generator, Tensor
@@ -97,11 +98,40 @@ def record(run: Callable[[], object], generator: Generator | None = None) -> Cal
 
     Returns:
         Replays the work on the same memory.
+
+    Raises:
+        RuntimeError: The function cannot be captured: its own error, not the later error of the capture.
     """
-    graph = torch.cuda.CUDAGraph()
+    # PyTorch's default stream for this is made once, on whatever device is then the current one
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    generators = [torch.cuda.default_generators[stream.device_index]]  # PyTorch registers this one itself
     if generator is not None:
         graph.register_generator_state(generator)
-    # PyTorch's default stream for this is made once, on whatever device is then the current one
-    with torch.cuda.graph(graph, stream=torch.cuda.Stream()):  # type: ignore[no-untyped-call]
-        run()
+        generators.append(generator)
+    first: RuntimeError | None = None
+    try:
+        # `graph` leaves its stream the current one if the capture ends with an error: `stream` does not
+        with _restored(generators), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+            try:
+                run()
+            except RuntimeError as error:
+                first = error
+                raise
+    except RuntimeError as error:
+        raise first or error from None
     return graph.replay
+
+
+@contextmanager
+def _restored(generators: list[Generator]) -> Iterator[None]:
+    """Give generators their state back if a `with` block fails.
+
+    A failed capture leaves them in the capture state, in which they refuse to draw numbers.
+    """
+    states = [generator.clone_state() for generator in generators]
+    try:
+        yield
+    except BaseException:
+        for generator, state in zip(generators, states, strict=True):
+            generator.graphsafe_set_state(state)
+        raise

@@ -1,6 +1,8 @@
 """The captured step: what it forbids a step can be seen on the CPU, its replay only on a card."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,3 +125,97 @@ def test_a_step_that_cannot_be_recorded_is_launched(
         "warning: no CUDA graph of the step, which is launched instead: "
         "operation not permitted when stream is capturing\n"
     )
+
+
+class FakeGenerator:
+    """Draws numbers as a CUDA generator does: its state says whether a capture is under way."""
+
+    def __init__(self, state: dict[str, int] | None = None) -> None:
+        self.state = state or {"capturing": 0, "offset": 0}
+
+    def clone_state(self) -> "FakeGenerator":
+        return FakeGenerator(dict(self.state))
+
+    def graphsafe_set_state(self, other: "FakeGenerator") -> None:
+        self.state = other.state
+
+    def draw(self, capturing: int) -> int:
+        if self.state["capturing"] != capturing:
+            raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+        self.state["offset"] += 4
+        return self.state["offset"]
+
+
+class FakeCUDA:
+    """The parts of `torch.cuda` that record a graph, with PyTorch's order of events when a capture fails."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current, self.broken = "default", False
+        self.default_generators = (FakeGenerator(),)
+        self.registered: list[FakeGenerator] = [*self.default_generators]
+        for name in ("CUDAGraph", "Stream", "default_generators", "graph", "stream"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+
+    def CUDAGraph(self) -> Any:  # noqa: N802
+        return SimpleNamespace(register_generator_state=self.registered.append, replay=lambda: None)
+
+    def Stream(self) -> Any:  # noqa: N802
+        return SimpleNamespace(device_index=0)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph: Any, stream: Any) -> Iterator[None]:
+        self.current = stream
+        for generator in self.registered:
+            generator.state["capturing"] = 1
+        try:
+            yield
+        finally:  # as `CUDAGraph.capture_end`: the generators and the stream are left as they are
+            if self.broken:
+                raise RuntimeError("operation failed due to a previous error during capture")
+        for generator in self.registered:
+            generator.state["capturing"] = 0
+        self.current = "default"
+
+
+def test_a_failed_capture_restores_generators_and_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cuda, own = FakeCUDA(monkeypatch), FakeGenerator()
+    made: list[int] = [own.draw(0)]
+
+    def fail() -> None:
+        own.draw(1)
+        cuda.default_generators[0].draw(1)
+        cuda.broken = True
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with pytest.raises(RuntimeError, match=r"^operation not permitted when stream is capturing$"):
+        captured.record(fail, own)  # type: ignore[arg-type]
+    made.append(own.draw(0))
+    assert made == [4, 8]  # as if the capture had not been tried
+    assert cuda.default_generators[0].draw(0) == 4
+    assert cuda.current == "default"
+
+
+def test_a_capture_that_fails_at_its_end_gives_the_error_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, own = FakeCUDA(monkeypatch), FakeGenerator()
+    cuda.broken = True
+    with pytest.raises(RuntimeError, match=r"^operation failed due to a previous error during capture$"):
+        captured.record(lambda: own.draw(1), own)  # type: ignore[arg-type]
+    assert own.draw(0) == 4
+
+
+def test_a_capture_that_succeeds_keeps_the_registered_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeCUDA(monkeypatch)
+    own = FakeGenerator()
+    registered = own.state
+    captured.record(lambda: own.draw(1), own)()  # type: ignore[arg-type]
+    assert own.state is registered  # a replay advances this one
