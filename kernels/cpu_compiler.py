@@ -72,12 +72,15 @@ class Pass:
             with compiling():
                 self._compiled[key] = self.compile(*key, tuple(map(numba.typeof, arrays)))
         run = functools.partial(self._compiled[key], *arrays)
-        helpers = min(torch.get_num_threads() - 1, (tasks - 1) // self._tasks_a_helper)
+        most = torch.get_num_threads() - 1
+        helpers = min(most, (tasks - 1) // self._tasks_a_helper)
         futures: list[Future[None]] = []
         try:
             # none once the interpreter has begun to end: then this thread, which outlives it, does all
             with suppress(RuntimeError):
-                futures.extend(_pool(helpers, _flushes_denormals()).submit(run) for _ in range(helpers))
+                if helpers > 0:
+                    pool, flushes = _pool_of(most), _flushes_denormals()
+                    futures.extend(pool.submit(_run_flushing, flushes, run) for _ in range(helpers))
             run()
         finally:
             begun = [future for future in futures if not future.cancel()]  # on a busy machine some are not
@@ -172,13 +175,36 @@ def _array(tensor: torch.Tensor) -> Any:
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-@functools.cache
-def _pool(size: int, flushes_denormals: bool) -> ThreadPoolExecutor:
-    """Threads inherit how their maker treats denormals, and must all treat them alike."""
-    return ThreadPoolExecutor(size, thread_name_prefix=f"lightcake_fast-{flushes_denormals}")
+_pool: tuple[int, ThreadPoolExecutor] | None = None  # that of all passes, and its number of threads
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
+def _pool_of(size: int) -> ThreadPoolExecutor:
+    """The pool, made anew where PyTorch has more threads than when it was made."""
+    global _pool
+    outgrown = _pool
+    if outgrown is not None and outgrown[0] >= size:
+        return outgrown[1]
+    pool = ThreadPoolExecutor(size, thread_name_prefix="lightcake_fast")
+    _pool = size, pool
+    if outgrown is not None:
+        outgrown[1].shutdown()
+    return pool
+
+
+def _forget_pool() -> None:
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_forget_pool)  # a child has none of its parent's threads
+
+
+def _run_flushing(flushes: bool, run: Callable[[], None]) -> None:
+    """Run in a thread of the pool, which else treats denormals as its last caller did."""
+    import torch
+
+    torch.set_flush_denormal(flushes)
+    run()
 
 
 def _flushes_denormals() -> bool:
