@@ -24,6 +24,7 @@ from numba.extending import intrinsic, overload
 from lightcake_fast.kernels.compiling import compiling
 from lightcake_fast.kernels.cpu_blocks import NumbaBlock
 from lightcake_fast.kernels.cpu_math import FAST
+from lightcake_fast.kernels.cpu_openmp import let_idle_threads_sleep
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,7 @@ class Pass:
             # none once the interpreter has begun to end: then this thread, which outlives it, does all
             with suppress(RuntimeError):
                 if helpers > 0:
+                    let_idle_threads_sleep()
                     pool, flushes = _pool_of(most), _flushes_denormals()
                     futures.extend(pool.submit(_run_flushing, flushes, run) for _ in range(helpers))
             run()

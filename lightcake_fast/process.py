@@ -6,7 +6,6 @@ Imports nothing but the standard library: one of these settings must stand befor
 import ctypes
 import os
 import sys
-import warnings
 from pathlib import PurePath
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -33,37 +32,36 @@ def set_environment() -> None:
 
 
 def prepare_process() -> None:
-    """Set what makes this process fast on a CPU: for a program of your own, before it imports PyTorch.
+    """Set what makes a whole program fast on a CPU. Optional: `train`, `search` and `load` do most of it.
 
-    The commands do it for themselves, an import never does. Threads of PyTorch's OpenMP sleep when they
-    have no work: by default they spin for a while, beside the threads of the fused passes. Freed memory is
-    kept for the next step, in huge pages: an `[N, d]` table that goes back to the system after each use
-    costs a page fault for every 4 KB, a third of a layer's time on WN18RR. Of tensors beyond 129 MiB, which
-    would leave holes that nothing fits, layers' results alone are kept, each for one of its size. Denormals,
-    to which decayed weights sink and which are several times slower, are flushed, also in the threads that
-    this one starts.
-
-    Warns:
-        RuntimeWarning: PyTorch is loaded already and OpenMP's threads spin.
+    Beyond what they do, denormals are flushed until the program ends, and huge pages are used where this
+    comes before `import torch`. An import of this package sets nothing.
     """
-    if "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        warnings.warn(
-            "PyTorch is loaded already, and its idle OpenMP threads spin: call prepare_process() before "
-            "`import torch`, or set OMP_WAIT_POLICY=PASSIVE in the environment",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    set_environment()
+    if "torch" not in sys.modules:
+        set_environment()
+    speed_up()
+    import torch  # now that the environment is set
+
+    torch.set_flush_denormal(True)
+
+
+def speed_up() -> None:
+    """Set what makes this process fast and changes no result.
+
+    Idle threads of PyTorch's OpenMP sleep: by default they spin beside the threads that have work. Freed
+    memory is kept for the next step: a `[N, d]` table that goes back to the system after each use costs a
+    page fault for every 4 KB, a third of a layer's time on WN18RR. Of tensors beyond 129 MiB, which would
+    leave holes that nothing fits, results of layers alone are kept, each for a result of its size.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BELOW)
         mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    import torch  # now that the environment is set
-
     from lightcake_fast.kernels.cpu_memory import keep_results
+    from lightcake_fast.kernels.cpu_openmp import let_idle_threads_sleep
 
     keep_results(_KEPT_BELOW)
-    torch.set_flush_denormal(True)
+    let_idle_threads_sleep()
 
 
 def release_memory() -> None:

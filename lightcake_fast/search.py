@@ -19,7 +19,7 @@ from lightcake_fast.errors import DataWarning, DivergedError, InputError, counte
 from lightcake_fast.files import check_no_file, lock_folder, replace_text
 from lightcake_fast.inference.result import History
 from lightcake_fast.models import takers
-from lightcake_fast.process import prepare_process
+from lightcake_fast.process import prepare_process, speed_up
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.train import at_hand, checked_settings, prepared
@@ -121,6 +121,7 @@ def search(
         MemoryError: Memory ran out, and not for the settings tried.
         OSError: A file cannot be written.
     """
+    speed_up()
     with flushed_denormals():
         vary = None if vary is None else plain(vary)
         settings = plain(checked_settings("search", settings, data))

@@ -12,7 +12,7 @@ from lightcake_fast import cli
 from lightcake_fast.data import KnowledgeGraph, check_readable, load_dataset
 from lightcake_fast.errors import DataWarning, InputError, did_you_mean
 from lightcake_fast.inference.result import TrainingResult
-from lightcake_fast.process import prepare_process
+from lightcake_fast.process import prepare_process, speed_up
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.sharding.world import World, joined
 from lightcake_fast.terminal import Console
@@ -76,6 +76,7 @@ def train(
     if named_by_module(str(settings.get("score"))):
         import_score(settings["score"])  # named by the caller: a run folder's is not imported
     called = _several(callbacks)
+    speed_up()
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
     with flushed_denormals(), TemporaryDirectory(prefix="lightcake_fast-") as passing:
         if explicit.keys() & {"out", "resume"}:

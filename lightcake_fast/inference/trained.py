@@ -36,6 +36,7 @@ from lightcake_fast.metrics import (
     pairs_per_block,
     summarise_ranks,
 )
+from lightcake_fast.process import speed_up
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import Experiment, build_model
 from lightcake_fast.training.run_folder import RunFolder
@@ -398,6 +399,7 @@ def load(
     Raises:
         InputError: The folder or the data set is missing, damaged, or one does not belong to the other.
     """
+    speed_up()
     folder = RunFolder.open(Path(run).expanduser())
     saved = folder.config
     config = dataclasses.replace(

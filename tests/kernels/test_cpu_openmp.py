@@ -1,0 +1,80 @@
+"""Idle threads of PyTorch's OpenMP sleep in a process that has loaded PyTorch before this package.
+
+GNU's library lets them where it has more threads than there are processors: its threads are counted here.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP is Linux's")
+
+COUNT = """
+import os, sys, threading
+import torch, lightcake_fast
+def sum_rows():
+    torch.ones(1 << 20).add_(1)
+def native_threads():
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+def added():
+    return [thread.name for thread in threading.enumerate()].count("idle OpenMP")
+"""
+LAYER = """
+graph = lightcake_fast.ContextGraph.from_triples(torch.zeros(2000, 3, dtype=torch.int64), 1, 1)
+lightcake_fast.context_layer(torch.ones(1, 4), torch.ones(2, 4), graph, backend="numba")
+"""
+TRAIN = "lightcake_fast.train('family:20', epochs=1, dim=4, layers=0, quiet=True, device='cpu')"
+SEARCH = f"{TRAIN.replace('train(', 'search(')[:-1]}, out=sys.argv[1], vary={{'lr': [0.1]}}, trials=1)"
+
+
+def count(code: str, *arguments: str, **environment: str) -> list[int]:
+    unset = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT + code, *arguments],
+        env=unset | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_openmp_has_more_threads_than_there_are_processors(threads: int) -> None:
+    before, first, second, processors = count(f"""
+torch.set_num_threads({threads})
+sum_rows()
+print(native_threads())
+for _ in range(2):
+    lightcake_fast.prepare_process()
+    sum_rows()
+    print(native_threads())
+print(len(os.sched_getaffinity(0)))
+""")
+    assert first == second
+    # one thread waits for no other
+    assert first - before == (0 if threads == 1 else max(0, processors + 1 - threads))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OMP_WAIT_POLICY", "active"), ("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "9")],
+)
+def test_a_choice_in_the_environment_stands(name: str, value: str) -> None:
+    assert count("lightcake_fast.prepare_process(); print(added())", **{name: value}) == [0]
+
+
+@pytest.mark.parametrize("call", [LAYER, TRAIN, SEARCH], ids=["layer", "train", "search"])
+def test_what_computes_sees_to_it(call: str, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two threads are more than one processor")
+    code = f"torch.set_num_threads(2)\nprint(added())\n{call}\nprint(added())"
+    assert count(code, str(tmp_path / "search")) == [0, 1]
+
+
+def test_a_trained_model_sees_to_it(unbroken: Path) -> None:
+    code = "torch.set_num_threads(2); lightcake_fast.load(sys.argv[1]); print(added())"
+    assert count(code, str(unbroken)) == [len(os.sched_getaffinity(0)) > 1]
