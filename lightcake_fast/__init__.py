@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from lightcake_fast.segments import Segments, segment_softmax_aggregate
     from lightcake_fast.train import train
 
-if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # `python -m lightcake_fast...` is looking for its command: until that runs (see `cli.run`), Ctrl-C ends
-    # the process as it ends a program in C, without a traceback from the middle of torch
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 if runs_a_command():
     set_environment()
+    if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Python is looking for the command: until that runs (see `cli.run`), Ctrl-C ends the process as it
+        # ends a program in C, without a traceback from the middle of torch
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 __version__ = "0.1.0"
 

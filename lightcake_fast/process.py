@@ -17,12 +17,13 @@ _ENVIRONMENT = {
 
 
 def runs_a_command() -> bool:
-    """Whether this process was started as `python -m lightcake_fast...` or by the installed script."""
-    words = sys.orig_argv
-    module = words[words.index("-m") + 1 :][:1] if "-m" in words else []
-    return PurePath(sys.argv[0]).name == "lightcake-fast" or any(
-        word.split(".")[0] == "lightcake_fast" for word in module
-    )
+    """Whether Python is about to run `python -m lightcake_fast...` or the installed script."""
+    if sys.argv[:1] != ["-m"]:  # which stands there while Python looks for a module
+        return PurePath(sys.argv[0]).name == "lightcake-fast"
+    module = sys.orig_argv[-len(sys.argv)]  # before the module's own arguments
+    if module.startswith("-"):  # written in one word, as in -mlightcake_fast.train
+        module = module.partition("m")[2]
+    return module.split(".")[0] == "lightcake_fast"
 
 
 def set_environment() -> None:

@@ -286,8 +286,8 @@ assert "torch._dynamo" not in sys.modules
     run_python(code)
 
 
-def spin_counts(*command: str) -> tuple[str, str]:
-    """How often an idle thread of OpenMP looks for work, as it tells when it is loaded; and stderr."""
+def spin_count(*command: str) -> str:
+    """How often an idle thread of OpenMP looks for work, as it tells when it is loaded."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run(
         [sys.executable, *command],
@@ -296,13 +296,19 @@ def spin_counts(*command: str) -> tuple[str, str]:
         text=True,
         check=True,
     )
-    return done.stderr.partition("GOMP_SPINCOUNT = ")[2].split("\n")[0], done.stderr
+    return done.stderr.partition("GOMP_SPINCOUNT = ")[2].split("\n")[0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP tells its settings")
 def test_openmp_threads_of_a_command_sleep_when_idle() -> None:
-    assert spin_counts("-m", "lightcake_fast.export", "--help")[0] == "'0'"
-    assert spin_counts("-c", "import lightcake_fast, torch")[0] != "'0'"
+    for words in (
+        ["-m", "lightcake_fast.export"],
+        ["-mlightcake_fast.export"],
+        ["-um", "lightcake_fast.export"],
+    ):
+        assert spin_count(*words, "--help") == "'0'"
+    assert spin_count("-c", "import lightcake_fast, torch") != "'0'"
+    assert spin_count("-c", "import lightcake_fast; lightcake_fast.prepare_process()") == "'0'"
 
 
 KEEPS = """
@@ -326,3 +332,28 @@ def test_a_prepared_process_keeps_freed_memory_but_not_that_of_big_tensors() -> 
     _, scores, table = map(float, done.stdout.split())
     assert scores == pytest.approx(128, abs=16)
     assert abs(table) < 16
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "other.tool"],
+        ["-mother.tool"],
+        ["-m", "other.tool", "-m", "lightcake_fast.train"],
+        ["tool.py", "-m", "lightcake_fast.train"],
+    ],
+    ids=" ".join,
+)
+def test_another_program_keeps_its_ctrl_c_and_environment(words: list[str], tmp_path: Path) -> None:
+    told = "import os, signal, lightcake_fast\n"
+    told += "print(signal.getsignal(2).__name__, 'OMP_WAIT_POLICY' in os.environ)"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "__init__.py").write_text(told)
+    (tmp_path / "other" / "tool.py").touch()
+    (tmp_path / "tool.py").write_text(told)
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "default_int_handler False\n"
