@@ -30,7 +30,7 @@ from lightcake_fast.training.loop import train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
-from lightcake_fast.training.runtime import flushed_denormals, mixed_seed
+from lightcake_fast.training.runtime import mixed_seed, own_numerics
 from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, plain, points, suggested
 from lightcake_fast.training.study import (
     ENDED,
@@ -122,7 +122,7 @@ def search(
         OSError: A file cannot be written.
     """
     speed_up()
-    with flushed_denormals():
+    with own_numerics():
         vary = None if vary is None else plain(vary)
         settings = plain(checked_settings("search", settings, data))
         return _search(data, Path(out), vary, trials, sampler, prune, settings, Interrupt())

@@ -23,7 +23,7 @@ from lightcake_fast.training.loop import Callback, train_to_end
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
-from lightcake_fast.training.runtime import flushed_denormals
+from lightcake_fast.training.runtime import own_numerics
 from lightcake_fast.training.settings_file import read_settings
 from lightcake_fast.training.sharded import load_share, with_partition
 
@@ -78,7 +78,7 @@ def train(
     called = _several(callbacks)
     speed_up()
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
-    with flushed_denormals(), TemporaryDirectory(prefix="lightcake_fast-") as passing:
+    with own_numerics(), TemporaryDirectory(prefix="lightcake_fast-") as passing:
         if explicit.keys() & {"out", "resume"}:
             return _train(data, explicit, reporter, Interrupt(), called)
         result = _train(data, {**explicit, "out": passing}, reporter, Interrupt(), called, kept=False)

@@ -11,7 +11,7 @@ import torch
 
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.run_folder import RunFolder
-from lightcake_fast.training.runtime import flushed_denormals
+from lightcake_fast.training.runtime import own_numerics
 
 _WARM, _TIMED = 3, 12
 
@@ -42,7 +42,7 @@ def time_training(folder: Path, data_dir: str | None = None) -> Timing:
     config = replace(run.config, data_dir=data_dir or run.config.data_dir)
     experiment = Experiment(config, run.load_dataset(config))
     batch = experiment.epoch(0)[0]
-    with flushed_denormals():
+    with own_numerics():
         step = _median(experiment, lambda: experiment.advance(batch))
         refined = config.layers and experiment.model.has_context
         layer = _median(experiment, lambda: _refine(experiment)) / config.layers if refined else None

@@ -40,7 +40,7 @@ from lightcake_fast.process import speed_up
 from lightcake_fast.training.config import TrainingConfig
 from lightcake_fast.training.experiment import Experiment, build_model
 from lightcake_fast.training.run_folder import RunFolder
-from lightcake_fast.training.runtime import resolve_device
+from lightcake_fast.training.runtime import own_numerics, resolve_device
 from lightcake_fast.training.state import check_tensors
 
 _RANKED = {"relation": "relations", "entity": "entities"}  # by task
@@ -75,6 +75,7 @@ class TrainedModel:
             f"{counted(data.num_entities, 'entity')}, {counted(data.num_relations, 'relation')})"
         )
 
+    @own_numerics()
     def predict(self, pairs: Iterable[Sequence[str]], top: int = 5) -> Predictions:
         """The likeliest relations of each pair.
 
@@ -92,6 +93,7 @@ class TrainedModel:
         rows, top = name_rows(pairs, "pairs"), _checked_top(top)
         return Predictions(one for block in self._blocks(rows) for one in self._predicted(block, top))
 
+    @own_numerics()
     def score(self, triples: Iterable[Sequence[str]]) -> TripleScores:
         """Score, probability and rank of given triples.
 
@@ -107,6 +109,7 @@ class TrainedModel:
         rows = name_rows(triples, "triples")
         return TripleScores(one for block in self._blocks(rows) for one in self._scored(block))
 
+    @own_numerics()
     def explain(self, head: str, tail: str, top: int = 5, *, relation: str | None = None) -> Explanation:
         """What in the graph a relation of a pair rests on.
 
@@ -130,6 +133,7 @@ class TrainedModel:
         ids, names = (h, self.relation(chosen), t), (head, chosen, tail)
         return self._explained(Case(ids, names, "relation", likeliest, prediction.notes), top)
 
+    @own_numerics()
     def predict_entities(self, questions: Iterable[Sequence[str | None]], top: int = 10) -> EntityPredictions:
         """The likeliest entities for each question, of a run for `--task entity`.
 
@@ -147,6 +151,7 @@ class TrainedModel:
         rows, top = [self.question(row) for row in name_rows(questions, "questions")], _checked_top(top)
         return EntityPredictions(self._ranking.answer(rows, top))
 
+    @own_numerics()
     def explain_entity(
         self, question: Sequence[str | None], top: int = 5, *, answer: str | None = None
     ) -> Explanation:
@@ -169,6 +174,7 @@ class TrainedModel:
         case = Case((head, self.relation(names[1]), tail), names, prediction.asked, likeliest, notes)
         return self._explained(case, top)
 
+    @own_numerics()
     def embeddings(self) -> Embeddings:
         """The refined tables with their names: copies, which are the caller's to change."""
         entities, relations = self._refined
@@ -198,6 +204,7 @@ class TrainedModel:
         write_embeddings(self.embeddings(), target)
         return target
 
+    @own_numerics()
     def ranks(self, split: str = "test", ties: str | None = None) -> Tensor:
         """The filtered rank of each triple's relation, float64 `(T,)` (see `relation_ranks`).
 
@@ -413,6 +420,7 @@ def load(
     return opened(folder, config, folder.load_dataset(config))
 
 
+@own_numerics()
 def opened(folder: RunFolder, config: TrainingConfig, data: KnowledgeGraph) -> TrainedModel:
     """The trained model of a run folder whose data set is at hand.
 

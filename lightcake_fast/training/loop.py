@@ -24,7 +24,7 @@ from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.parts import ROWS
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import Position, RunFolder
-from lightcake_fast.training.runtime import mixed_seed, resolve_device
+from lightcake_fast.training.runtime import mixed_seed, own_numerics
 from lightcake_fast.training.sharded import ShardedExperiment
 from lightcake_fast.training.state import check_tensors, restore_state, training_state
 
@@ -65,8 +65,7 @@ def train_to_end(
         SystemExit: A signal came, and the run is saved.
     """
     try:
-        plain = torch.autocast(resolve_device(config.device).type, enabled=False)
-        with torch.inference_mode(False), torch.enable_grad(), plain:  # whatever the caller's code is in
+        with torch.inference_mode(False), torch.enable_grad(), own_numerics():  # whatever the caller set
             return _train(config, data, run, reporter, interrupt, callbacks, test)
     except (MemoryError, RuntimeError) as error:
         wanted = memory_wanted(error)

@@ -22,7 +22,8 @@ from lightcake_fast.inference import Explanation
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.training.checkpoint import load_checkpoint, save_checkpoint
 from lightcake_fast.training.run_folder import RunFolder
-from tests.support.comparison import assert_close
+from tests.support.comparison import assert_bitwise_equal, assert_close
+from tests.support.surroundings import SURROUNDINGS
 from tests.support.trained_runs import PAIR, UNSEEN, train_run
 
 LAYERS = ("--layers", "2")
@@ -77,6 +78,22 @@ def test_evaluation_equals_that_of_training_to_the_last_bit(folder: Path, flags:
     results = json.loads((path / "results.json").read_text())
     for split in ("valid", "test"):
         assert trained.evaluate(split).to_dict() == results[split]
+
+
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_what_the_caller_has_set_changes_no_answer(
+    name: str, trained: TrainedModel, explanation: Explanation, folder: Path
+) -> None:
+    run = train_run(folder, *LAYERS)
+    expected = trained.predict([PAIR]), trained.score([(PAIR[0], "wife", PAIR[1])]), trained.evaluate("test")
+    with SURROUNDINGS[name]():
+        model = load(run)
+        found = model.predict([PAIR]), model.score([(PAIR[0], "wife", PAIR[1])]), model.evaluate("test")
+        again = model.explain(*PAIR, top=10_000)
+        embeddings = model.embeddings()
+    assert found == expected
+    assert again == explanation
+    assert_bitwise_equal(embeddings.entities, trained.embeddings().entities)
 
 
 def test_another_rule_for_ties_gives_other_ranks(trained: TrainedModel) -> None:

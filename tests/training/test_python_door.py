@@ -19,6 +19,8 @@ from lightcake_fast.inference.result import TrainingResult
 from lightcake_fast.train import main
 from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.loop import Trainer
+from tests.support.comparison import assert_bitwise_equal
+from tests.support.surroundings import SURROUNDINGS
 from tests.support.training_runs import assert_equal_runs, without_times
 
 SIZES = {"dim": 6, "layers": 1, "batch_size": 64, "epochs": 2, "backend": "reference"}
@@ -171,10 +173,18 @@ def test_wrong_calls_are_answered(tmp_path: Path) -> None:
         KnowledgeGraph("x", ("a", "b"), ("r",), rows, wrong, rows)
 
 
-def test_autocast_around_a_training_changes_nothing(result: TrainingResult) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+@pytest.mark.parametrize("name", SURROUNDINGS)
+def test_what_the_caller_has_set_changes_no_training(name: str, result: TrainingResult) -> None:
+    def state() -> tuple[Any, ...]:
+        return torch.get_default_dtype(), torch.get_default_device(), torch.is_autocast_enabled("cpu")
+
+    with SURROUNDINGS[name]():
+        before = state()
         again = lightcake_fast.train("family:60", **SMALL)
+        assert state() == before
     assert again.metrics == result.metrics
+    for weight, expected in zip(again.model.model.parameters(), result.model.model.parameters(), strict=True):
+        assert_bitwise_equal(weight, expected)
 
 
 @pytest.mark.parametrize(
