@@ -31,7 +31,16 @@ from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import mixed_seed, own_numerics
-from lightcake_fast.training.space import Values, check_space, in_words, parse_vary, plain, points, suggested
+from lightcake_fast.training.space import (
+    Values,
+    check_space,
+    in_words,
+    parse_vary,
+    plain,
+    points,
+    saved_space,
+    suggested,
+)
 from lightcake_fast.training.study import (
     ENDED,
     TRIALS,
@@ -170,8 +179,8 @@ def _search(
     out.mkdir(parents=True, exist_ok=True)
     with _locked(out), quiet(optuna):
         study = open_study(optuna, out, sampler, prune, mixed_seed(settings.get("seed", 0)))
-        asked: dict[str, Any] = {"settings": counting(settings, out), "vary": vary, "sampler": sampler}
-        asked = json.loads(json.dumps({**asked, "data": graph.fingerprint}))
+        asked: dict[str, Any] = {"settings": counting(settings, out), "vary": saved_space(vary)}
+        asked = json.loads(json.dumps({**asked, "sampler": sampler, "data": graph.fingerprint}))
         check_asked(study, out, asked)
         kept = not own_data or _keeps(graph, out / "data")
         if not (kept or "asked" in study.user_attrs) and any((out / "data").glob("*")):

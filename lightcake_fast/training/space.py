@@ -71,6 +71,14 @@ def _check_values(name: str, values: Values, flag: Flag, kind: str) -> None:
         raise InputError(f"vary: got {name}={values!r}, wanted each value once")
 
 
+def saved_space(vary: Mapping[str, Values]) -> dict[str, Any]:
+    """Values to try as JSON holds them: a range is an object, because JSON has no tuples."""
+    return {
+        name: {"low": values[0], "high": values[1]} if isinstance(values, tuple) else list(values)
+        for name, values in vary.items()
+    }
+
+
 def points(vary: Mapping[str, Values]) -> Iterator[dict[str, Any]]:
     """Every combination of values, and of the ends of ranges."""
     for values in itertools.product(*vary.values()):

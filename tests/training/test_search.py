@@ -183,6 +183,20 @@ def test_a_folder_keeps_its_search(module: Any, tmp_path: Path, capsys: pytest.C
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("before", "after"), [([4, 6], (4, 6)), ((4, 6), [4, 6])], ids=["list then range", "range then list"]
+)
+def test_a_range_is_another_space_than_a_list_of_its_ends(
+    module: Any, tmp_path: Path, before: Any, after: Any
+) -> None:
+    settings = {**SMALL, "epochs": 1, "sampler": "random", "quiet": True, "out": tmp_path}
+    lightcake_fast.search("family:20", vary={"dim": before}, trials=1, **settings)
+    with pytest.raises(InputError, match=r"holds a search with vary .*'low': 4, 'high': 6"):
+        lightcake_fast.search("family:20", vary={"dim": after}, trials=2, **settings)
+    study = lightcake_fast.search("family:20", vary={"dim": before}, trials=2, **settings)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]
+
+
 def test_a_run_and_a_search_do_not_share_a_folder(
     module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
