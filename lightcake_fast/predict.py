@@ -14,13 +14,11 @@ from rich.progress import Progress
 from lightcake_fast import cli
 from lightcake_fast.errors import InputError
 from lightcake_fast.inference.answers import (
-    ENTITY_COLUMNS,
     EntityPrediction,
     EntityPredictions,
     Explanation,
     Prediction,
     Predictions,
-    TripleScore,
     TripleScores,
 )
 from lightcake_fast.inference.arguments import add_run_arguments, open_run
@@ -33,9 +31,9 @@ from lightcake_fast.terminal import Console, json_line, shown_on
 
 ROWS_PER_BLOCK = 4096
 COLUMNS = {
-    "pairs": ("head", "tail", "rank", "relation", "probability", "in_training", "note"),
-    "triples": ("head", "relation", "tail", "score", "probability", "rank", "in_training", "note"),
-    "questions": ENTITY_COLUMNS,
+    "pairs": Predictions.columns,
+    "triples": TripleScores.columns,
+    "questions": EntityPredictions.columns,
 }
 ASKED = "?"  # in place of a name in a file of questions
 TOP = {"relation": 5, "entity": 10}  # answers, if not told
@@ -207,8 +205,12 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
             answers = _answers(trained, block, kind, options.top)
             print(header, end="")  # not before there is a row: an error stands alone
             header = ""
-            for answer in answers:
-                print(json_line(dataclasses.asdict(answer)) if options.json else _lines(answer))
+            if options.json:
+                lines = (json_line(dataclasses.asdict(answer)) for answer in answers)
+            else:
+                lines = ("\t".join(map(_cell, row)) for row in answers.rows())
+            for line in lines:
+                print(line)
             if size is not None:
                 progress.update(task, completed=file.tell())
     print(header, end="")  # of a file without rows
@@ -242,28 +244,9 @@ def _question(names: list[str]) -> list[str | None]:
     return [None if name == ASKED else name for name in names]
 
 
-def _lines(answer: Prediction | TripleScore | EntityPrediction) -> str:
-    """The answer under `COLUMNS`, a line for each of a pair's relations or of the entities."""
-    if isinstance(answer, EntityPrediction):
-        rows = EntityPredictions([answer]).rows()
-        return "\n".join("\t".join(map(_cell, row)) for row in rows)
-    head, tail, note = answer.head, answer.tail, "; ".join(answer.notes)
-    if isinstance(answer, TripleScore):
-        figures = f"{answer.score:.6g}\t{answer.probability:.6g}\t{answer.rank}"
-        return f"{head}\t{answer.relation}\t{tail}\t{figures}\t{_said(answer.in_training)}\t{note}"
-    return "\n".join(
-        f"{head}\t{tail}\t{rank}\t{c.relation}\t{c.probability:.6g}\t{_said(c.in_training)}\t{note}"
-        for rank, c in enumerate(answer.relations, 1)
-    )
-
-
-def _said(known: bool) -> str:
-    return "yes" if known else "no"
-
-
 def _cell(value: object) -> str:
     if isinstance(value, bool):
-        return _said(value)
+        return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

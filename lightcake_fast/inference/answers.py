@@ -1,12 +1,12 @@
 """What a trained model answers: plain values, ready for JSON and pandas, and tables of embeddings."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lightcake_fast.errors import InputError
+from lightcake_fast.inference.tabular import Tabular, frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -45,18 +45,20 @@ class Prediction:
     notes: tuple[str, ...]
 
 
-class Predictions(list[Prediction]):
+class Predictions(Tabular, list[Prediction]):
     """A `Prediction` for each pair, in order."""
+
+    columns = ("head", "tail", "rank", "relation", "probability", "in_training", "note")
 
     def to_pandas(self) -> "DataFrame":
         """A row for each pair and relation: head, tail, rank, relation, probability, in_training, note."""
-        columns = ("head", "tail", "rank", "relation", "probability", "in_training", "note")
-        rows = (
-            (p.head, p.tail, rank, c.relation, c.probability, c.in_training, "; ".join(p.notes))
-            for p in self
-            for rank, c in enumerate(p.relations, 1)
-        )
-        return frame(columns, rows)
+        return frame(self.columns, self.rows())
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """These rows, as `columns` names their values."""
+        for p in self:
+            for rank, c in enumerate(p.relations, 1):
+                yield p.head, p.tail, rank, c.relation, c.probability, c.in_training, "; ".join(p.notes)
 
 
 @dataclass(frozen=True)
@@ -103,18 +105,17 @@ class EntityPrediction:
         return self.head or entity, self.relation, self.tail or entity
 
 
-ENTITY_COLUMNS = ("head", "relation", "tail", "asked", "rank", "probability", "in_training", "note")
-
-
-class EntityPredictions(list[EntityPrediction]):
+class EntityPredictions(Tabular, list[EntityPrediction]):
     """An `EntityPrediction` for each question, in order."""
+
+    columns = ("head", "relation", "tail", "asked", "rank", "probability", "in_training", "note")
 
     def to_pandas(self) -> "DataFrame":
         """A row for each question and answer: the triple with it, what was asked, rank and the figures."""
-        return frame(ENTITY_COLUMNS, self.rows())
+        return frame(self.columns, self.rows())
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """These rows, as `ENTITY_COLUMNS` names their values."""
+        """These rows, as `columns` names their values."""
         for p in self:
             for rank, c in enumerate(p.entities, 1):
                 note = "; ".join(p.notes)
@@ -146,14 +147,19 @@ class TripleScore:
     notes: tuple[str, ...]
 
 
-class TripleScores(list[TripleScore]):
+class TripleScores(Tabular, list[TripleScore]):
     """A `TripleScore` for each triple, in order."""
+
+    columns = ("head", "relation", "tail", "score", "probability", "rank", "in_training", "note")
 
     def to_pandas(self) -> "DataFrame":
         """A row for each triple: head, relation, tail, score, probability, rank, in_training, note."""
-        columns = ("head", "relation", "tail", "score", "probability", "rank", "in_training", "note")
-        rows = ([getattr(s, name) for name in columns[:-1]] + ["; ".join(s.notes)] for s in self)
-        return frame(columns, rows)
+        return frame(self.columns, self.rows())
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """These rows, as `columns` names their values."""
+        for s in self:
+            yield (*(getattr(s, name) for name in self.columns[:-1]), "; ".join(s.notes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -291,16 +297,3 @@ class Explanation:
             for t in c.triples
         )
         return frame(columns, rows)
-
-
-def frame(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> "DataFrame":
-    """A pandas frame of columns and rows.
-
-    Raises:
-        InputError: pandas is missing.
-    """
-    try:
-        import pandas
-    except ModuleNotFoundError as error:
-        raise InputError("to_pandas: needs pandas, which is missing: pip install pandas") from error
-    return pandas.DataFrame(list(rows), columns=list(columns))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json, replace_text
-from lightcake_fast.inference.answers import frame
 from lightcake_fast.inference.figure import check_matplotlib
+from lightcake_fast.inference.tabular import frame
 from lightcake_fast.inference.trained import TrainedModel, opened
 from lightcake_fast.metrics import Evaluation, RankMetrics
 from lightcake_fast.trackers import flat

@@ -481,3 +481,33 @@ def test_a_trained_model_is_a_line(trained: TrainedModel) -> None:
     assert re.fullmatch(
         r"TrainedModel\(lightcake-distmult of width 6 on data: \d+ entities, \d+ relations\)", repr(trained)
     )
+
+
+def test_answers_print_as_tables(trained: TrainedModel) -> None:
+    predictions = trained.predict([PAIR, ("no such name", PAIR[1])], top=2)
+    heading, first, *_, last = repr(predictions).splitlines()
+    assert heading.split() == ["head", "tail", "rank", "relation", "probability", "in_training", "note"]
+    best = predictions[0].relations[0]
+    assert f"{best.relation}  " in first
+    assert f"  {best.probability:.4f}  " in first
+    assert last.endswith(predictions[1].notes[0])
+    assert "note" not in repr(trained.predict([PAIR])).splitlines()[0]
+    scores = trained.score([(PAIR[0], best.relation, PAIR[1])])
+    assert f"{scores[0].score:.4f}  " in repr(scores)
+    assert repr(trained.predict([])).split() == list(predictions.columns)
+
+
+def test_a_notebook_shows_names_as_they_are(trained: TrainedModel) -> None:
+    name = "<script>a & b</script> $x$"
+    shown = trained.predict([(name, PAIR[1])], top=1)._repr_html_()
+    assert "<td>&lt;script&gt;a &amp; b&lt;/script&gt; $x$</td>" in shown
+    assert name not in shown
+    assert 'class="tex2jax_ignore mathjax_ignore"' in shown
+    assert shown.count("<tr>") == 2
+
+
+def test_a_long_table_is_cut(trained: TrainedModel) -> None:
+    predictions = trained.predict([PAIR] * 60, top=1)
+    assert repr(predictions).splitlines()[-1] == "... 10 more rows: to_pandas() has all"
+    assert len(repr(predictions).splitlines()) == 52
+    assert predictions._repr_html_().count("<tr>") == 51

@@ -70,7 +70,7 @@ LAYERS = {
 OPTIONAL = {
     "lightcake_fast.data.knowledge_graph": {"pykeen", "torch_geometric"},
     "lightcake_fast.data.sources": {"pandas"},
-    "lightcake_fast.inference.answers": {"pandas"},
+    "lightcake_fast.inference.tabular": {"pandas"},
     "lightcake_fast.inference.figure": {"matplotlib"},
     "lightcake_fast.inference.fonts": {"matplotlib"},
     "lightcake_fast.inference.result": {"matplotlib"},
