@@ -1,6 +1,6 @@
 """What a trained model answers: plain values, ready for JSON and pandas, and tables of embeddings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -255,8 +255,12 @@ class Term:
     second_inverse: bool = False
 
 
-@dataclass(frozen=True)
-class Explanation:
+_FIGURES = ("score_without", "probability_without", "share")
+_OF_TERMS = ("count", "inverse", "second", "second_inverse")
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Tabular):
     """What an answer rests on, the likeliest or one that was named: a relation of a pair, or an entity.
 
     Attributes:
@@ -285,15 +289,43 @@ class Explanation:
     notes: tuple[str, ...]
     asked: str = "relation"
 
+    @property
+    def title(self) -> str:
+        """The answer with its figures, and the notes."""
+        answer = f"explanation of {self.relation!r} from {self.head!r} to {self.tail!r}"
+        figures = f"score {self.score:.4f}, probability {self.probability:.4f}, rank {self.rank}"
+        return "\n".join([f"{answer}: {figures}", *(f"note: {note}" for note in self.notes)])
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of `to_pandas`."""
+        weights = (f"weight_{layer}" for layer in range(1, self._layers + 1))
+        return ("of", "name", "head", "relation", "tail", *weights, *_FIGURES, *_OF_TERMS)
+
     def to_pandas(self) -> "DataFrame":
-        """A row for each context triple: of, name, and its fields, the weights as weight_1 and so on."""
-        layers = max((len(t.weights) for c in self.contexts for t in c.triples), default=0)
-        figures = ("score_without", "probability_without", "share")
-        weights = (f"weight_{layer}" for layer in range(1, layers + 1))
-        columns = ("of", "name", "head", "relation", "tail", *weights, *figures)
-        rows = (
-            (c.of, c.name, t.head, t.relation, t.tail, *t.weights, *(getattr(t, name) for name in figures))
-            for c in self.contexts
-            for t in c.triples
-        )
-        return frame(columns, rows)
+        """A row for each context triple, then a row for each term: context, profiles, links and paths.
+
+        A context triple has of, name and the fields of `ContextTriple`, the weights as weight_1 and so on. A
+        term has the fields of `Term`; relation and inverse are missing for the term as a whole.
+        """
+        return frame(self.columns, self.rows())
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """These rows, as `columns` names their values; None for what a row lacks."""
+        for context in self.contexts:
+            for t in context.triples:
+                names = (context.of, context.name, t.head, t.relation, t.tail)
+                yield (*names, *t.weights, *_values(t, _FIGURES), *[None] * len(_OF_TERMS))
+        for term in self.terms:
+            names = (term.of, None, None, term.relation, None)
+            first = None if term.relation is None else term.inverse
+            second = (None, None) if term.second is None else (term.second, term.second_inverse)
+            yield (*names, *[None] * self._layers, *_values(term, _FIGURES), term.count, first, *second)
+
+    @property
+    def _layers(self) -> int:
+        return max((len(t.weights) for c in self.contexts for t in c.triples), default=0)
+
+
+def _values(part: ContextTriple | Term, names: Iterable[str]) -> Iterator[Any]:
+    return (getattr(part, name) for name in names)

@@ -417,8 +417,10 @@ def test_answers_become_frames(trained: TrainedModel) -> None:
     explanation = trained.explain(*PAIR, top=2)
     triples = [triple for context in explanation.contexts for triple in context.triples]
     table = explanation.to_pandas()
-    assert table["weight_2"].tolist() == [triple.weights[1] for triple in triples]
-    assert table["share"].tolist() == [triple.share for triple in triples]
+    assert table["weight_2"].dropna().tolist() == [triple.weights[1] for triple in triples]
+    parts = [*triples, *explanation.terms]
+    assert table["share"].tolist() == [part.share for part in parts]
+    assert table["of"].tolist()[len(triples) :] == [term.of for term in explanation.terms]
     assert trained.predict([]).to_pandas().empty
 
 
@@ -495,6 +497,21 @@ def test_answers_print_as_tables(trained: TrainedModel) -> None:
     scores = trained.score([(PAIR[0], best.relation, PAIR[1])])
     assert f"{scores[0].score:.4f}  " in repr(scores)
     assert repr(trained.predict([])).split() == list(predictions.columns)
+
+
+def test_an_explanation_prints_as_a_table(trained: TrainedModel) -> None:
+    explanation = trained.explain(*PAIR, top=1)
+    title, heading, *rows = repr(explanation).splitlines()
+    assert title == (
+        f"explanation of {explanation.relation!r} from {PAIR[0]!r} to {PAIR[1]!r}: score "
+        f"{explanation.score:.4f}, probability {explanation.probability:.4f}, rank {explanation.rank}"
+    )
+    triples = [triple for context in explanation.contexts for triple in context.triples]
+    assert len(rows) == len(triples) + len(explanation.terms)
+    assert f"{triples[0].weights[0]:.4f}" in rows[0]
+    assert "second" not in heading, "the model has no paths"
+    (unknown,) = trained.explain("no such name", PAIR[1]).notes
+    assert f"note: {unknown}" in repr(trained.explain("no such name", PAIR[1])).splitlines()
 
 
 def test_a_notebook_shows_names_as_they_are(trained: TrainedModel) -> None:

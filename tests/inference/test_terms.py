@@ -173,6 +173,22 @@ def test_top_lists_the_largest_shares(
         assert entries[0] == entries[1][:1]
 
 
+def test_a_frame_has_a_row_for_each_term(explanation: Explanation) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = explanation.to_pandas()
+    triples = [triple for context in explanation.contexts for triple in context.triples]
+    assert frame["tail"].tolist()[: len(triples)] == [triple.tail for triple in triples]
+    terms = frame.iloc[len(triples) :]
+    assert {"profile of head", "profile of tail", "links"} < set(terms["of"])
+    for row, term in zip(terms.to_dict("records"), explanation.terms, strict=True):
+        assert (row["of"], row["share"], row["count"]) == (term.of, term.share, term.count)
+        inverse = None if term.relation is None else term.inverse
+        second_inverse = None if term.second is None else term.second_inverse
+        names = ("relation", "inverse", "second", "second_inverse")
+        found = [None if pandas.isna(row[name]) else row[name] for name in names]
+        assert found == [term.relation, inverse, term.second, second_inverse]
+
+
 def test_words_and_picture(
     trained: TrainedModel, explanation: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
