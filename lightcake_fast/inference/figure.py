@@ -85,7 +85,8 @@ def _drawn(explanation: Explanation) -> Any:
     near = [context for context in explanation.contexts if context.of != "relation"]
     pairs = [t for context in explanation.contexts if context.of == "relation" for t in context.triples]
     rows = max([len(context.triples) for context in near], default=0)
-    terms = explanation.terms if len(explanation.terms) > 1 else ()  # the context alone is drawn already
+    terms = [term for term in explanation.terms if term.share]
+    terms = terms if len(terms) > 1 else []  # the context alone is drawn already
     heights = [max(3.4, 0.68 * rows), 0.45 + 0.32 * len(pairs), *[0.5 + 0.25 * len(terms)][: len(terms)]]
     figure = Figure(figsize=(12, sum(heights) + 0.9), layout="constrained")
     title = (
@@ -101,7 +102,7 @@ def _drawn(explanation: Explanation) -> Any:
     _draw_neighbours(top, explanation, near, labels)
     _draw_pairs(bottom, explanation.relation, pairs, labels)
     for axes in bars:
-        _draw_terms(axes, explanation, labels)
+        _draw_terms(axes, explanation, terms, labels)
     return figure
 
 
@@ -234,17 +235,24 @@ def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple], labels
         )
 
 
-def _draw_terms(axes: Any, explanation: Explanation, labels: Mapping[str, str]) -> None:
-    """A bar for each term, as long as its share of the score."""
-    terms = explanation.terms
+def _draw_terms(
+    axes: Any, explanation: Explanation, terms: Sequence[Term], labels: Mapping[str, str]
+) -> None:
+    """A bar per term, as long as its share of the score; the relations of a term are indented below it."""
     names = [term_text(explanation, term, labels.__getitem__) for term in terms]
     axes.barh(range(len(terms)), [t.share for t in terms], color=[_color(t) for t in terms], height=0.6)
+    axes.axvline(0, color=INK, linewidth=0.8)
     axes.set_yticks(range(len(terms)), names, size=8)
     axes.invert_yaxis()
+    texts = axes.get_yticklabels()
+    widest = max(text.get_window_extent().width for text in texts) * 72 / axes.figure.dpi
+    axes.tick_params(axis="y", length=0, pad=widest + 4)  # room for labels that start at the left
+    for text in texts:
+        text.set_horizontalalignment("left")
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:+.0%}")
     axes.tick_params(axis="x", labelsize=8)
     axes.set_title("share of the score that is gone without it", size=9, color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "top", "right"]].set_visible(False)
 
 
 def _arrow(

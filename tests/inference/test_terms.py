@@ -201,12 +201,32 @@ def test_words_and_picture(
     figure.draw(explanation, tmp_path / "why.png")
     labels = figure.shortened(figure._names(explanation))
     bars = drawn[0].axes[-1]
-    assert [patch.get_width() for patch in bars.patches] == [term.share for term in explanation.terms]
-    assert [text.get_text() for text in bars.get_yticklabels()] == [
-        term_text(explanation, term, labels.__getitem__) for term in explanation.terms
+    terms = [term for term in explanation.terms if term.share]
+    assert [patch.get_width() for patch in bars.patches] == [term.share for term in terms]
+    texts = bars.get_yticklabels()
+    assert [text.get_text() for text in texts] == [
+        term_text(explanation, term, labels.__getitem__) for term in terms
+    ]
+    starts = [text.get_window_extent().x0 for text in texts]
+    assert max(starts) - min(starts) < 1e-6, "labels start at the left, so that spaces indent them"
+    assert [text.get_text().startswith("  ") for text in texts] == [
+        term.relation is not None for term in terms
     ]
     figure.draw(dataclasses.replace(explanation, terms=explanation.terms[:1]), tmp_path / "why.png")
     assert len(drawn[1].axes) == len(drawn[0].axes) - 1
+
+
+def test_a_term_without_a_share_has_no_bar(
+    explanation: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
+    drawn = []
+    monkeypatch.setattr(matplotlib_figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    nothing = dataclasses.replace(explanation.terms[0], of="links", relation=None, count=0, share=0.0)
+    figure.draw(dataclasses.replace(explanation, terms=(*explanation.terms, nothing)), tmp_path / "why.png")
+    figure.draw(explanation, tmp_path / "why.png")
+    more, without = ([text.get_text() for text in each.axes[-1].get_yticklabels()] for each in drawn)
+    assert more == without
 
 
 def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
