@@ -9,6 +9,7 @@ from torch import Tensor
 from lightcake_fast.inference.tabular import Tabular, frame
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 
@@ -309,6 +310,16 @@ class Explanation(Tabular):
         term has the fields of `Term`; relation and inverse are missing for the term as a whole.
         """
         return frame(self.columns, self.rows())
+
+    def plot(self) -> "Figure":
+        """The figure of `predict --figure`, which a notebook shows; `.savefig("why.png")` writes it.
+
+        Raises:
+            InputError: matplotlib is missing.
+        """
+        from lightcake_fast.inference.figure import plotted
+
+        return plotted(self)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """These rows, as `columns` names their values; None for what a row lacks."""

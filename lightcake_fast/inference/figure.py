@@ -1,15 +1,21 @@
 """The neighbourhood that a prediction rests on, as a picture."""
 
+import io
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightcake_fast.errors import InputError
-from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Term
 from lightcake_fast.inference.fonts import families_for, no_warnings
 from lightcake_fast.inference.report import term_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lightcake_fast.inference.answers import Context, ContextTriple, Explanation, Term
 
 SUFFIXES = (".png", ".svg", ".pdf")
 FOR, AGAINST, PREDICTED, INK = "#2166ac", "#d6604d", "#1b7837", "#333333"
@@ -29,6 +35,26 @@ def check_matplotlib(what: str) -> None:
         raise InputError(f"{what}: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'")
 
 
+def new_figure(width: float, height: float) -> "Figure":
+    """An empty figure, in inches, that a notebook shows.
+
+    Raises:
+        InputError: matplotlib is missing.
+    """
+    check_matplotlib("plot")
+    from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
+
+    class Picture(Figure):
+        """A figure with the method by which Jupyter shows it, also before pyplot is imported."""
+
+        def _repr_png_(self) -> bytes:
+            png = io.BytesIO()
+            self.savefig(png, format="png")
+            return png.getvalue()
+
+    return Picture(figsize=(width, height), layout="constrained")
+
+
 def check_figure(path: Path) -> None:
     """Tell early whether `draw` can write to `path`.
 
@@ -42,7 +68,7 @@ def check_figure(path: Path) -> None:
     check_matplotlib("figure")
 
 
-def draw(explanation: Explanation, path: Path) -> str:
+def draw(explanation: "Explanation", path: Path) -> str:
     """Draw head and tail between their neighbours; a line's width is its weight in the last layer.
 
     Below stand the pairs of the relation's context, and bars for what profile, links and paths give, where
@@ -60,16 +86,36 @@ def draw(explanation: Explanation, path: Path) -> str:
         InputError: See `check_figure`.
     """
     check_figure(path)
+    with _fonts(explanation) as missing:
+        _drawn(explanation).savefig(path.expanduser(), dpi=150)
+    return missing
+
+
+def plotted(explanation: "Explanation") -> "Figure":
+    """The figure of `draw`, for a notebook.
+
+    Raises:
+        InputError: matplotlib is missing.
+    """
+    check_matplotlib("plot")
+    with _fonts(explanation):
+        figure = _drawn(explanation)
+        figure.draw_without_rendering()  # makes the ticks, which take the fonts of now
+    return figure
+
+
+@contextmanager
+def _fonts(explanation: "Explanation") -> Iterator[str]:
+    """Fonts for all names, as plain text; gives the characters that no installed font has."""
     from matplotlib import rc_context
 
     families, missing = families_for(_names(explanation))
     settings: Any = {"font.family": families, "text.parse_math": False, "text.usetex": False}
     with rc_context(settings), no_warnings():
-        _drawn(explanation).savefig(path.expanduser(), dpi=150)
-    return missing
+        yield missing
 
 
-def _names(explanation: Explanation) -> set[str]:
+def _names(explanation: "Explanation") -> set[str]:
     """All names that the figure shows."""
     triples = [triple for context in explanation.contexts for triple in context.triples]
     names = {explanation.head, explanation.relation, explanation.tail}
@@ -78,9 +124,7 @@ def _names(explanation: Explanation) -> set[str]:
     return names.union(*((triple.head, triple.relation, triple.tail) for triple in triples))
 
 
-def _drawn(explanation: Explanation) -> Any:
-    from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
-
+def _drawn(explanation: "Explanation") -> "Figure":
     labels = shortened(_names(explanation))
     near = [context for context in explanation.contexts if context.of != "relation"]
     pairs = [t for context in explanation.contexts if context.of == "relation" for t in context.triples]
@@ -88,7 +132,7 @@ def _drawn(explanation: Explanation) -> Any:
     terms = [term for term in explanation.terms if term.share]
     terms = terms if len(terms) > 1 else []  # the context alone is drawn already
     heights = [max(3.4, 0.68 * rows), 0.45 + 0.32 * len(pairs), *[0.5 + 0.25 * len(terms)][: len(terms)]]
-    figure = Figure(figsize=(12, sum(heights) + 0.9), layout="constrained")
+    figure = new_figure(12, sum(heights) + 0.9)
     title = (
         f"{explanation.head} — {explanation.relation} → {explanation.tail}   "
         f"(probability\N{NO-BREAK SPACE}{explanation.probability:.3f})"
@@ -120,7 +164,7 @@ def _draw_legend(figure: Any) -> None:
 
 
 def _draw_neighbours(
-    axes: Any, explanation: Explanation, near: Sequence[Context], labels: Mapping[str, str]
+    axes: Any, explanation: "Explanation", near: Sequence["Context"], labels: Mapping[str, str]
 ) -> None:
     axes.set_ylim(-1.25, 1.25)
     ends = {explanation.head: (-1.1, 0.0), explanation.tail: (1.1, 0.0)}
@@ -150,7 +194,7 @@ def _draw_entity(axes: Any, label: str, place: Point, *, end: bool) -> None:
     axes.annotate(label, place, offset, textcoords="offset points", **alignment, **look)
 
 
-def _neighbour_places(near: Sequence[Context], ends: dict[str, Point]) -> dict[str, Point]:
+def _neighbour_places(near: Sequence["Context"], ends: dict[str, Point]) -> dict[str, Point]:
     """Neighbours of the head in a column on the left, of the tail on the right, of both in the middle."""
     sides: dict[str, set[str]] = {}
     for context in near:
@@ -175,8 +219,8 @@ def _spread(count: int, *, middle: bool) -> Iterator[float]:
 
 
 def _lines(
-    near: Sequence[Context], ends: Container[str]
-) -> dict[tuple[str, str], dict[tuple[str, str, str], ContextTriple]]:
+    near: Sequence["Context"], ends: Container[str]
+) -> dict[tuple[str, str], dict[tuple[str, str, str], "ContextTriple"]]:
     """The triples that share a line: those of an end and its neighbour, whatever their direction.
 
     Between head and tail each direction has a line of its own. A triple of both contexts counts with the
@@ -197,7 +241,7 @@ def _lines(
 
 def _draw_line(
     axes: Any,
-    triples: Mapping[tuple[str, str, str], ContextTriple],
+    triples: Mapping[tuple[str, str, str], "ContextTriple"],
     start: str,
     stop: str,
     places: Mapping[str, Point],
@@ -220,7 +264,9 @@ def _draw_line(
     axes.text(x, y, label, bbox=_paper(), **look)
 
 
-def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple], labels: Mapping[str, str]) -> None:
+def _draw_pairs(
+    axes: Any, relation: str, pairs: Sequence["ContextTriple"], labels: Mapping[str, str]
+) -> None:
     axes.set_ylim(len(pairs) - 0.3, -1.0)
     if pairs:
         title = f"pairs that shape the relation {labels[relation]}"
@@ -236,7 +282,7 @@ def _draw_pairs(axes: Any, relation: str, pairs: Sequence[ContextTriple], labels
 
 
 def _draw_terms(
-    axes: Any, explanation: Explanation, terms: Sequence[Term], labels: Mapping[str, str]
+    axes: Any, explanation: "Explanation", terms: Sequence["Term"], labels: Mapping[str, str]
 ) -> None:
     """A bar per term, as long as its share of the score; the relations of a term are indented below it."""
     names = [term_text(explanation, term, labels.__getitem__) for term in terms]
@@ -280,11 +326,11 @@ def _arrow(
     axes.annotate("", stop, start, arrowprops=shape)
 
 
-def _width(triple: ContextTriple) -> float:
+def _width(triple: "ContextTriple") -> float:
     return MIN_WIDTH + (MAX_WIDTH - MIN_WIDTH) * triple.weights[-1]
 
 
-def _color(part: ContextTriple | Term) -> str:
+def _color(part: "ContextTriple | Term") -> str:
     return FOR if part.share >= 0 else AGAINST
 
 

@@ -1,30 +1,33 @@
 """Answers as tables for a terminal."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 
-from lightcake_fast.inference.answers import (
-    Context,
-    ContextTriple,
-    EntityPrediction,
-    Explanation,
-    Prediction,
-    Term,
-)
 from lightcake_fast.terminal import Table
+
+if TYPE_CHECKING:
+    from lightcake_fast.inference.answers import (
+        Context,
+        ContextTriple,
+        EntityPrediction,
+        Explanation,
+        Prediction,
+        Term,
+    )
 
 READABLE = 36  # columns that the names of a triple want
 
 
-def prediction_table(prediction: Prediction) -> Table:
+def prediction_table(prediction: "Prediction") -> Table:
     """The likeliest relations of a pair."""
     return _candidates_table(
         "relation", ((c.relation, c.probability, c.in_training) for c in prediction.relations)
     )
 
 
-def entity_table(prediction: EntityPrediction) -> Table:
+def entity_table(prediction: "EntityPrediction") -> Table:
     """The likeliest entities for a question."""
     return _candidates_table(
         prediction.asked, ((c.entity, c.probability, c.in_training) for c in prediction.entities)
@@ -41,7 +44,7 @@ def _candidates_table(title: str, candidates: Iterable[tuple[str, float, bool]])
     return table
 
 
-def explanation_tables(explanation: Explanation, width: int) -> Iterator[tuple[str, Table]]:
+def explanation_tables(explanation: "Explanation", width: int) -> Iterator[tuple[str, Table]]:
     """A title and a table for what the score is made of, and for each context that is not empty.
 
     `share` is the part of the score that goes when the triple is left out, `p without` the probability then.
@@ -59,7 +62,7 @@ def explanation_tables(explanation: Explanation, width: int) -> Iterator[tuple[s
             yield title, _context_table(context, width)
 
 
-def _context_table(context: Context, width: int) -> Table:
+def _context_table(context: "Context", width: int) -> Table:
     symbol = "beta" if context.of == "relation" else "alpha"
     layers = list(range(len(context.triples[0].weights)))
     others = 25  # the frame, share and p without
@@ -83,7 +86,7 @@ def _context_table(context: Context, width: int) -> Table:
     return table
 
 
-def _terms_table(explanation: Explanation) -> Table:
+def _terms_table(explanation: "Explanation") -> Table:
     table = Table()
     table.add_names("part", 24)
     table.add_figures("count", 7)
@@ -99,7 +102,7 @@ def _terms_table(explanation: Explanation) -> Table:
     return table
 
 
-def term_text(explanation: Explanation, term: Term, shown: Callable[[str], str] = str) -> str:
+def term_text(explanation: "Explanation", term: "Term", shown: Callable[[str], str] = str) -> str:
     """A part by its name; a relation in it as it leads from or to the entity, or between the two."""
     if term.relation is None:
         return term.of
@@ -117,7 +120,7 @@ def _step(relation: str, inverse: bool) -> str:
     return f"← {relation} —" if inverse else f"— {relation} →"
 
 
-def _seen_from(context: Context, triple: ContextTriple) -> str:
+def _seen_from(context: "Context", triple: "ContextTriple") -> str:
     """A context triple without what the title above its table says already."""
     if context.of == "relation":
         return f"{triple.head} → {triple.tail}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lightcake_fast.data import KnowledgeGraph
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json, replace_text
-from lightcake_fast.inference.figure import check_matplotlib
+from lightcake_fast.inference.figure import new_figure
 from lightcake_fast.inference.tabular import frame
 from lightcake_fast.inference.trained import TrainedModel, opened
 from lightcake_fast.metrics import Evaluation, RankMetrics
@@ -108,15 +108,12 @@ class TrainingResult:
         return opened(self._folder, self._folder.config, self.data)
 
     def plot(self) -> "Figure":
-        """Loss and validation MRR by epoch; `.savefig("curves.png")` of the figure writes it.
+        """Loss and validation MRR by epoch, which a notebook shows; `.savefig("curves.png")` writes them.
 
         Raises:
             InputError: matplotlib is missing.
         """
-        check_matplotlib("plot")
-        from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
-
-        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        figure = new_figure(8, 3.2)
         curves = {
             "training loss": [record["loss"] for record in self.history],
             "validation MRR": [record["valid"]["all"]["mrr"] for record in self.history],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,18 @@ def test_words_and_picture(
     ]
     figure.draw(dataclasses.replace(explanation, terms=explanation.terms[:1]), tmp_path / "why.png")
     assert len(drawn[1].axes) == len(drawn[0].axes) - 1
+
+
+def test_a_notebook_shows_an_explanation_as_a_picture(
+    explanation: Explanation, tmp_path: Path, peer: Callable[[str], Any]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the plots extra")
+    named = dataclasses.replace(explanation, tail="$x$")
+    picture = named.plot()
+    shown, _ = peer("IPython.core.formatters").DisplayFormatter().format(picture)
+    assert shown["image/png"].startswith(b"\x89PNG")
+    assert "$x$" in [text.get_text() for text in picture.axes[0].texts]
+    assert not any(text.get_parse_math() for axes in picture.axes for text in axes.texts)
 
 
 def test_a_term_without_a_share_has_no_bar(

@@ -73,7 +73,6 @@ OPTIONAL = {
     "lightcake_fast.inference.tabular": {"pandas"},
     "lightcake_fast.inference.figure": {"matplotlib"},
     "lightcake_fast.inference.fonts": {"matplotlib"},
-    "lightcake_fast.inference.result": {"matplotlib"},
     "lightcake_fast.search": {"optuna"},
     "lightcake_fast.sharding.partition": {"pymetis"},
 }

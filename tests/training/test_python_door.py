@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ def test_what_it_gives(result: TrainingResult) -> None:
         assert np.array_equal(axes.lines[0].get_ydata(), frame[column])
     found = f"{result.metrics.all.mrr:.4f}, epoch {result.summary['best_epoch']} of 2)"
     assert repr(result) == f"TrainingResult(lightcake-distmult on family: test MRR {found}"
+
+
+def test_a_notebook_shows_the_curves(result: TrainingResult, peer: Callable[[str], Any]) -> None:
+    pytest.importorskip("matplotlib")
+    formatters = peer("IPython.core.formatters")
+    figure = result.plot()
+    shown, _ = formatters.DisplayFormatter().format(figure)
+    assert shown["image/png"].startswith(b"\x89PNG")
 
 
 def test_nothing_is_printed_and_nothing_stays(
