@@ -122,6 +122,7 @@ class TrainingResult:
             axes.plot([record["epoch"] for record in self.history], values, marker="o")
             axes.axvline(self.summary["best_epoch"], color="gray", linestyle=":", label="best epoch")
             axes.set(title=title, xlabel="epoch")
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(alpha=0.3)
         axes.legend()
         return figure

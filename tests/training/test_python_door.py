@@ -70,6 +70,12 @@ def test_a_notebook_shows_the_curves(result: TrainingResult, peer: Callable[[str
     assert shown["image/png"].startswith(b"\x89PNG")
 
 
+def test_curves_have_ticks_at_whole_epochs(result: TrainingResult) -> None:
+    pytest.importorskip("matplotlib")
+    for axes in result.plot().axes:
+        assert [tick for tick in axes.get_xticks() if 1 <= tick <= 2] == [1, 2]
+
+
 def test_nothing_is_printed_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
