@@ -183,7 +183,7 @@ class Reporter:
 
 
 def metrics_table(evaluation: Mapping[str, Any]) -> Table:
-    """What `Evaluation.to_dict` gives, a column for all pairs and one for those of seen entities."""
+    """A table of `Evaluation.to_dict`: all triples and, where they differ, those of seen entities."""
     columns = _columns(evaluation)
     table = Table()
     table.add_names("", 7)
@@ -209,4 +209,6 @@ def format_figure(value: float | None) -> str:
 
 
 def _columns(evaluation: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {"all": evaluation["all"], "seen only": evaluation["seen"]}
+    """The metrics of all triples and, where they differ, of the triples of seen entities."""
+    every, seen = evaluation["all"], evaluation["seen"]
+    return {"all": every} if seen == every else {"all": every, "seen only": seen}

@@ -116,6 +116,16 @@ def test_metrics_below_a_long_title() -> None:
         "hits_at_3": None,
         "hits_at_10": 1,
     }
-    lines = shown(metrics_table({"all": metrics, "seen": metrics}), 40, title="a long path " * 20)
+    seen = {**metrics, "count": 12_345_677}
+    lines = shown(metrics_table({"all": metrics, "seen": seen}), 40, title="a long path " * 20)
     assert any("1234.5000" in line for line in lines)
     assert max(map(len, lines[-8:])) <= 40
+
+
+def test_seen_entities_have_a_column_where_their_metrics_differ() -> None:
+    metrics = dict.fromkeys(("mrr", "mr", "hits_at_1", "hits_at_3", "hits_at_10"), 0.5)
+    every, fewer = ({**metrics, "count": count} for count in (294, 293))
+    assert "seen only (293)" in shown(metrics_table({"all": every, "seen": fewer}), 80)[1]
+    same = "\n".join(shown(metrics_table({"all": every, "seen": every}), 80))
+    assert "all (294)" in same
+    assert "seen" not in same
