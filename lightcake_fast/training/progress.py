@@ -56,10 +56,10 @@ class Reporter:
             f"{counted(data.num_relations, 'relation')}, {counted(data.num_train, 'training triple')}"
         )
         self._say(
-            f"{config.title}, task {config.task}, layers {config.layers}, width {config.dim}, "
-            f"batches of {config.batch_size:,}, at most {counted(config.epochs, 'epoch')}, "
+            f"{config.title}, task {config.task}, at most {counted(config.epochs, 'epoch')}, "
             f"{preset_title(config)}"
         )
+        self._say(hyperparameters(config))
         if position.epoch or position.step:
             self._say(f"going on in {folder} after epoch {position.epoch}, step {position.step}")
         elif folder is not None:
@@ -180,6 +180,19 @@ class Reporter:
             figures=figures + self._left(position),
             refresh=True,
         )
+
+
+def hyperparameters(config: TrainingConfig) -> str:
+    """The hyperparameters that decide a run most, in a line; N3 and negatives where entities are ranked."""
+    values = [
+        f"layers {config.layers}",
+        f"width {config.dim}",
+        f"batch size {config.batch_size:,}",
+        f"learning rate {config.lr:g}" + f" (decay {config.lr_decay:g} per epoch)" * bool(config.lr_decay),
+    ]
+    if config.task == "entity":
+        values += [f"N3 {config.n3:g}", f"negatives {config.negatives or 'all entities'}"]
+    return ", ".join(values)
 
 
 def metrics_table(evaluation: Mapping[str, Any]) -> Table:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ from lightcake_fast.data import load_dataset
 from lightcake_fast.terminal import Console
 from lightcake_fast.train import main as train
 from lightcake_fast.training.presets import resolve
-from lightcake_fast.training.progress import Reporter
-from lightcake_fast.training.run_folder import Position
+from lightcake_fast.training.progress import Reporter, hyperparameters
+from lightcake_fast.training.run_folder import Position, RunFolder
 from tests.support.processes import FILE_EVENTS, HANG, signalled
 from tests.support.trained_runs import write_dataset
 from tests.support.training_runs import TINY, assert_equal_runs, start
@@ -170,6 +171,7 @@ def test_metrics_only_when_quiet_and_a_line_an_epoch_otherwise(
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert len([line for line in lines if line.startswith("epoch ")]) == 2
+    assert lines[2] == hyperparameters(RunFolder.open(tmp_path / "run").config)
     assert "\x1b" not in shown
     assert lines[-1] == f"run folder: {tmp_path / 'run'}"
     train(["--resume", str(tmp_path / "run"), "--quiet"])
@@ -207,6 +209,28 @@ def test_the_time_left_does_not_count_what_came_before_the_first_step_ended(
         record = {"loss": 1.0, "valid": {"all": {"mrr": 0.5}}, "triples_per_second": 10.0}
         reporter.epoch(record, Position(epoch=1, best_epoch=1, total_seconds=1002.0))
     assert "MRR 0.5000 (best)  10 triples/s  8 s left\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            {"dataset": "family", "task": "relation"},
+            "layers 2, width 64, batch size 512, learning rate 0.01",
+        ),
+        (
+            {"dataset": "fb15k-237", "task": "entity", "score": "complex", "layers": 1, "lr": 0.02},
+            "layers 1, width 512, batch size 2,048, learning rate 0.02 (decay 0.12 per epoch), N3 0.05, "
+            "negatives 4000",
+        ),
+        (
+            {"dataset": "family", "task": "entity", "lr_decay": 0.0},
+            "layers 2, width 64, batch size 256, learning rate 0.01, N3 0, negatives all entities",
+        ),
+    ],
+)
+def test_a_run_begins_with_the_hyperparameters_chosen(flags: dict[str, Any], line: str) -> None:
+    assert hyperparameters(resolve(flags)) == line
 
 
 @pytest.mark.parametrize(("best", "said"), [(3, True), (2, False)])
