@@ -8,7 +8,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,21 +27,40 @@ class ArgumentParser(argparse.ArgumentParser):
     Args:
         prog: The command as `python -m ...`, which stands for what was typed (see `as_typed`).
         description: What it does, in a sentence.
-        epilog: Examples and notes for `--help`, printed as they stand.
+        epilog: Examples for `--help`, which stand above the flags, and after a blank line notes, which stand
+            below. Both are printed as they are.
 
     Raises:
         InputError: From `parse_args`, for unknown flags and wrong values.
     """
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
+        examples, _, notes = as_typed(epilog).partition("\n\n")
         super().__init__(
             prog=as_typed(prog),
-            description=description,
-            epilog=as_typed(epilog),
+            description="\n\n".join(filter(None, (description, examples.rstrip()))),
+            epilog=notes,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
         self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        self._rare: list[argparse.Action] = []
+
+    def leave_to_help_all(self, actions: Iterable[argparse.Action]) -> None:
+        """Add `--help-all`, which alone shows these flags."""
+        self._rare.extend(actions)
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
+
+    def format_help(self, *, every: bool = False) -> str:
+        """The help, with `every` flag or with the common flags."""
+        texts = [action.help for action in self._rare]
+        try:
+            for action in () if every else self._rare:
+                action.help = argparse.SUPPRESS
+            return super().format_help()
+        finally:
+            for action, text in zip(self._rare, texts, strict=True):
+                action.help = text
 
     def error(self, message: str) -> NoReturn:
         """Raise `InputError` with argparse's message."""
@@ -65,6 +84,16 @@ def add_reading_flags(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of the public data sets' folders; else $LIGHTCAKE_FAST_DATA, the cache, a download",
     )
+
+
+class _HelpAll(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, default=argparse.SUPPRESS, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        assert isinstance(parser, ArgumentParser)
+        print(parser.format_help(every=True), end="")
+        parser.exit()
 
 
 def as_typed(text: str) -> str:

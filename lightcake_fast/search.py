@@ -348,16 +348,18 @@ def make_parser() -> cli.ArgumentParser:
         nargs="+",
         action="extend",
         metavar="NAME=VALUES",
-        help="settings to try, NAME=A,B,C or NAME=LOW..HIGH (default: width, layers, step size, l2 and "
-        "dropout; for entities decay and N3 for l2)",
+        help="settings to try, NAME=A,B,C or NAME=LOW..HIGH (default: width, layers, learning rate, l2 and "
+        "dropout; for entities decay and N3 in place of l2)",
     )
     own.add_argument(
         "--trials", type=int, metavar="N", help=f"trials in all (default: {TRIALS}, or the grid)"
     )
     own.add_argument("--sampler", choices=SAMPLERS, default="tpe", help="what to try next (default: tpe)")
     own.add_argument("--no-prune", action="store_true", help="train hopeless trials to their end too")
-    out = "folder of the search, new, or of one that was stopped, which goes on"
-    add_flags(parser, {"out": out, "resume": argparse.SUPPRESS, "partition": argparse.SUPPRESS})
+    helps = dict.fromkeys(("resume", "partition"), argparse.SUPPRESS)
+    helps["out"] = "folder of the search, new, or of one that was stopped, which goes on"
+    helps["seed"] = "seed of the sampler and of every run (default: 0)"
+    parser.leave_to_help_all(add_flags(parser, helps))
     return parser
 
 

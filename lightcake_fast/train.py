@@ -221,20 +221,20 @@ def make_parser() -> cli.ArgumentParser:
     """The parser of the command's flags."""
     parser = cli.ArgumentParser("python -m lightcake_fast.train", DESCRIPTION, EPILOG)
     parser.usage = "%(prog)s [--dataset NAME] [--score SCORE] [flags]"
-    add_flags(parser)
+    parser.leave_to_help_all(add_flags(parser))
     several = parser.add_argument_group("several runs and settings from a file")
     several.add_argument(
         "--config",
         metavar="FILE",
         type=Path,
-        help="settings by name from a .toml file, or a run's config.json; flags given win",
+        help="file with settings by name: .toml, or a run's config.json; flags given win (default: none)",
     )
     several.add_argument(
         "--seeds",
         metavar="S,S,...",
         type=_seeds,
-        help="train once with each seed, in DIR/seed-S with --out DIR, and print mean and deviation; after a "
-        "stop the same command goes on",
+        help="seeds of several runs, in place of --seed: one run per seed, in DIR/seed-S under --out DIR, "
+        "then mean and deviation; after a stop the same command goes on (default: one run of --seed)",
     )
     return parser
 

@@ -23,6 +23,8 @@ TASKS = ("relation", "entity")
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
 LARGEST = 2**31
 READING = ("split", "strip", "header")  # settings of how a file or a folder becomes a data set
+_SCORES_ALONE = [name for name, spec in MODELS.items() if not spec.context]
+_GRAPH_NETWORKS = [name for name, spec in MODELS.items() if spec.context and name != "lightcake"]
 _KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -41,6 +43,7 @@ class Flag:
         below: Value that must not be reached; every number has one.
         on_resume: Whether it may be given beside `--resume`.
         saved: Whether it belongs to the run, and not only to the command that was typed.
+        common: Whether `--help` shows it; `--help-all` shows every flag.
     """
 
     help: str
@@ -53,6 +56,7 @@ class Flag:
     below: float = LARGEST
     on_resume: bool = False
     saved: bool = True
+    common: bool = False
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -97,19 +101,21 @@ class TrainingConfig:
     """
 
     dataset: str = _flag(
-        "family (generated), fb15k-237, wn18rr, nell995, ddb14, the path of a folder with train, valid and "
-        "test as .txt or .tsv, plain or .gz, or of a file of triples: .tsv, .csv, .nt, .parquet (default: "
-        "family)",
+        "data set: family (generated), fb15k-237, wn18rr, nell995, ddb14, the path of a folder with train, "
+        "valid and test as .txt or .tsv, plain or .gz, or of a file of triples: .tsv, .csv, .nt, .parquet "
+        "(default: family)",
         "data and folders",
         "family",
         metavar="NAME",
         on_resume=True,
+        common=True,
     )
     split: str | None = _flag(
-        "shares of train, valid and test, for a data set that is one file (default: .8,.1,.1)",
+        "shares of train, valid and test, for a data set in one file (default: .8,.1,.1)",
         "data and folders",
         None,
         metavar="T,V,T",
+        common=True,
     )
     strip: bool = _flag(
         "trim names: leave out spaces of any kind and byte order marks around them",
@@ -130,19 +136,21 @@ class TrainingConfig:
         on_resume=True,
     )
     out: str | None = _flag(
-        "folder of the run, new (default: runs/DATASET-MODEL-TIME)",
+        "new folder of the run (default: runs/DATASET-MODEL-TIME)",
         "data and folders",
         None,
         metavar="DIR",
         saved=False,
+        common=True,
     )
     resume: str | None = _flag(
-        "go on with the run in this folder as if it had never stopped",
+        "folder of a run that continues as if it had never stopped (default: a new run)",
         "data and folders",
         None,
         metavar="DIR",
         on_resume=True,
         saved=False,
+        common=True,
     )
     partition: str | None = _flag(
         "under torchrun: the folder that lightcake_fast.partition wrote, of which each process reads its own "
@@ -154,36 +162,40 @@ class TrainingConfig:
         saved=False,
     )
     preset: str = _flag(
-        "values of the flags not given: best (default; chosen on validation for the data set and score, "
-        "for data of one's own by the number of triples) or "
-        "paper (width 256, 4 layers, batches of 512, lr 5e-3, l2 1e-7, at most 20 epochs, no options)",
+        "source of the settings that are not given: best (chosen on validation for the data set and score; "
+        "for other data by the number of triples) or paper (width 256, 4 layers, batch size 512, learning "
+        "rate 5e-3, l2 1e-7, at most 20 epochs, no options) (default: best)",
         "model",
         "best",
         choices=PRESETS,
+        common=True,
     )
     task: str = _flag(
-        "what is predicted: the relation of a pair, or the entity of (head, relation, ?) and (?, relation, "
+        "predicted answer: the relation of a pair, or the entity of (head, relation, ?) and (?, relation, "
         "tail) (default: relation)",
         "model",
         "relation",
         choices=TASKS,
+        common=True,
     )
     model: str = _flag(
-        "lightcake (default), or a baseline: a score without context "
-        f"({', '.join(name for name, spec in MODELS.items() if not spec.context)}) or a graph network "
-        f"({', '.join(name for name, spec in MODELS.items() if spec.context and name != 'lightcake')})",
+        "lightcake, the context layers with the score function of --score; or a baseline: a score function "
+        f"without layers ({', '.join(_SCORES_ALONE)}) or a graph network ({', '.join(_GRAPH_NETWORKS)}); "
+        "--model complex has no layers, --score complex has layers (default: lightcake)",
         "model",
         "lightcake",
         choices=tuple(MODELS),
+        common=True,
     )
     score: str = _flag(
-        f"score function: {', '.join(BUILT_IN)} (default: distmult; transh has no kernels on a GPU), or one "
-        "of your own, MODULE:NAME, whose code is run",
+        f"score function of the context layers: {', '.join(BUILT_IN)} (transh has no kernels on a GPU), or "
+        "your own score as MODULE:NAME, which runs its code (default: distmult)",
         "model",
         "distmult",
         metavar="SCORE",
         choices=lambda: tuple(SCORES),
         by_module=True,
+        common=True,
     )
     context: str = _flag(
         "contexts that refine the embeddings (default: both)",
@@ -199,11 +211,13 @@ class TrainingConfig:
         choices=("float32", "bfloat16"),
     )
     layers: int = _flag(
-        "context layers (0 for the plain score), or convolutions (at least 1)",
+        "number of context layers (0 for the plain score) or of convolutions (at least 1) (default: from the "
+        "preset)",
         "model",
         at_least=0,
         below=1000,
         metavar="L",
+        common=True,
     )
     decomposition: str = _flag(
         "matrices of the relations, each of its own, combinations of bases, or block-diagonal "
@@ -221,7 +235,9 @@ class TrainingConfig:
         "mult",
         choices=COMPOSITIONS,
     )
-    dim: int = _flag("embedding width", "model", at_least=1, metavar="D")
+    dim: int = _flag(
+        "embedding width (default: from the preset)", "model", at_least=1, metavar="D", common=True
+    )
     relation_bias: bool = _flag(
         "add a learned number a relation to its scores: settles pairs that say nothing else", "model"
     )
@@ -237,9 +253,11 @@ class TrainingConfig:
     )
     mixing: bool = _flag("a layer adds its context sums times a matrix that it learns", "model")
     batch_size: int = _flag("training triples a step", "optimisation", at_least=1, metavar="B")
-    lr: float = _flag("Adam's step size", "optimisation", above=0, metavar="LR")
+    lr: float = _flag(
+        "learning rate (default: from the preset)", "optimisation", above=0, metavar="LR", common=True
+    )
     lr_decay: float = _flag(
-        "share by which the step size falls after each epoch",
+        "share by which the learning rate falls after each epoch (default: from the preset)",
         "optimisation",
         at_least=0,
         below=1,
@@ -260,8 +278,8 @@ class TrainingConfig:
         metavar="K",
     )
     weight_average: float = _flag(
-        "rank and keep a running average of the weights, of which a step keeps this share (default: 0, the "
-        "weights themselves)",
+        "decay of the exponential moving average (EMA) of the weights, which is ranked and kept (default: 0, "
+        "without average)",
         "optimisation",
         0.0,
         at_least=0,
@@ -269,7 +287,12 @@ class TrainingConfig:
         metavar="P",
     )
     epochs: int = _flag(
-        "most passes over the training triples", "optimisation", at_least=1, metavar="E", on_resume=True
+        "maximum number of epochs (default: from the preset)",
+        "optimisation",
+        at_least=1,
+        metavar="E",
+        on_resume=True,
+        common=True,
     )
     patience: int = _flag(
         "stop after this many epochs without a better validation MRR",
@@ -279,7 +302,13 @@ class TrainingConfig:
         on_resume=True,
     )
     seed: int = _flag(
-        "seed of all randomness (default: 0)", "optimisation", 0, at_least=0, below=2**63, metavar="S"
+        "seed of one run; --seeds trains one run per seed (default: 0)",
+        "optimisation",
+        0,
+        at_least=0,
+        below=2**63,
+        metavar="S",
+        common=True,
     )
     label_smoothing: float = _flag(
         "share of an answer's weight in the loss that goes to all answers alike",
@@ -319,7 +348,7 @@ class TrainingConfig:
         metavar="P",
     )
     mask_targets: bool = _flag(
-        "leave the batch's triples out of their own context, which else holds the answer", "regularisation"
+        "mask the batch's triples in the context to avoid label leakage", "regularisation"
     )
     ties: str = _flag(
         "rank of a true relation that ties with others: mean, best or worst possible, or by relation id as "
@@ -336,11 +365,12 @@ class TrainingConfig:
         on_resume=True,
     )
     device: str = _flag(
-        "auto (a GPU if there is one), cpu, cuda or cuda:N (default: auto)",
+        "device of the run: auto (a GPU if there is one), cpu, cuda or cuda:N (default: auto)",
         "running",
         "auto",
         metavar="DEVICE",
         on_resume=True,
+        common=True,
     )
     cuda_graph: str = _flag(
         "launch a training step as one CUDA graph, with the same results: auto does on a GPU (default: auto)",
@@ -442,11 +472,14 @@ def dataset_key(dataset: str) -> str | None:
     return name if name == "family" or dataset.lower() in PUBLIC_DATASETS else None
 
 
-def add_flags(parser: argparse.ArgumentParser, helps: Mapping[str, str] | None = None) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, helps: Mapping[str, str] | None = None
+) -> list[argparse.Action]:
     """Give `parser` a flag for each field; only the flags given appear in what it parses.
 
-    Fields in `helps` have that help text.
+    Fields in `helps` have that help text. Returns the flags that are not common.
     """
+    rare = []
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
     types = {"str": str, "int": int, "float": float}
     for field, flag, kind in fields():
@@ -458,9 +491,9 @@ def add_flags(parser: argparse.ArgumentParser, helps: Mapping[str, str] | None =
             # what a model has, a preset may switch on
             switch = field.default is False and flag.group != "model"
             action = "store_true" if switch else argparse.BooleanOptionalAction
-            groups[flag.group].add_argument(name, action=action, default=argparse.SUPPRESS, help=text)
+            added = groups[flag.group].add_argument(name, action=action, default=argparse.SUPPRESS, help=text)
         else:
-            groups[flag.group].add_argument(
+            added = groups[flag.group].add_argument(
                 name,
                 type=types[kind],
                 choices=None if flag.by_module else flag.known or None,
@@ -468,6 +501,9 @@ def add_flags(parser: argparse.ArgumentParser, helps: Mapping[str, str] | None =
                 default=argparse.SUPPRESS,
                 help=text,
             )
+        if not flag.common:
+            rare.append(added)
+    return rare
 
 
 def resumed(saved: TrainingConfig, explicit: Mapping[str, Any]) -> TrainingConfig:

@@ -19,6 +19,7 @@ from lightcake_fast import cli
 from lightcake_fast.data import load_dataset
 from lightcake_fast.terminal import Console
 from lightcake_fast.train import main as train
+from lightcake_fast.training.config import fields
 from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter, hyperparameters
 from lightcake_fast.training.run_folder import Position, RunFolder
@@ -144,14 +145,31 @@ def test_a_folder_that_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_help_reads_well(capsys: pytest.CaptureFixture[str]) -> None:
+def help_of(flag: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as stop:
-        train(["--help"])
+        train([flag])
     assert stop.value.code == 0
-    text = capsys.readouterr().out
-    assert "examples:" in text
-    assert "--relation-bias, --no-relation-bias" in text
+    return capsys.readouterr().out
+
+
+def flags_in(text: str) -> list[str]:
+    return re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", text, re.MULTILINE)
+
+
+def test_help_reads_well(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    text = help_of("--help", capsys)
+    assert text.index("\nexamples:\n") < text.index("\noptions:\n") < text.index("\nExit codes: 0 done")
     assert max(map(len, text.splitlines())) <= 110
+    assert len(flags_in(text)) == 19, "help, help-all, debug and 16 settings"
+    assert {"--dataset", "--model", "--score", "--lr", "--seed", "--seeds"} <= set(flags_in(text))
+
+
+def test_all_flags_are_in_the_help_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of("--help-all", capsys)
+    assert set(flags_in(help_of("--help", capsys))) < set(flags_in(text))
+    assert {"--" + field.name.replace("_", "-") for field, _, _ in fields()} < set(flags_in(text))
+    assert "--relation-bias, --no-relation-bias" in text
 
 
 def test_out_on_a_run_names_resume(unbroken: Path, capfd: pytest.CaptureFixture[str]) -> None:
