@@ -46,7 +46,7 @@ class Tabular(ABC):
         for row in rows:
             table.add_row(*row)
         text = io.StringIO()
-        Console(file=text, force_terminal=False, color_system=None).print(table)
+        Console(file=text, force_terminal=False, force_jupyter=False, color_system=None).print(table)
         lines = [self.title, *(line.rstrip() for line in text.getvalue().splitlines()), more]
         return "\n".join(filter(None, lines))
 
