@@ -35,7 +35,7 @@ def _markdown(cell: dict[str, Any]) -> str:
 def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {"text/plain": output.get("text", "")})
     if "image/png" in data:
-        return f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">'
+        return f'<img alt="" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
     if "text/html" in data:
         lines = (line for line in "".join(data["text/html"]).splitlines() if line.strip())
         return f"<div>{''.join(lines)}</div>"

@@ -1,5 +1,6 @@
 """The notebook of the documents runs from its first cell to its last, and shows what it printed."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,19 @@ import pytest
 from tests.support.processes import HANG
 
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "tour.ipynb"
+
+
+def test_each_figure_and_answer_of_the_notebook_is_shown() -> None:
+    shown: dict[str, list[str]] = {}
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        for output in cell.get("outputs", []):
+            last = cell["source"][-1]
+            assert last not in shown, "an answer is shown once"
+            shown[last] = list(output.get("data", ()))
+    for line in ("result.plot()", "explanation.plot()"):
+        assert "image/png" in shown[line]
+    for line in ("predictions", "explanation"):
+        assert "text/html" in shown[line]
 
 
 @pytest.mark.full
