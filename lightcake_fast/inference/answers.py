@@ -325,13 +325,20 @@ class Explanation(Tabular):
         """These rows, as `columns` names their values; None for what a row lacks."""
         for context in self.contexts:
             for t in context.triples:
-                names = (context.of, context.name, t.head, t.relation, t.tail)
-                yield (*names, *t.weights, *_values(t, _FIGURES), *[None] * len(_OF_TERMS))
+                triple = (t.head, t.relation, t.tail)
+                yield (
+                    context.of,
+                    context.name,
+                    *triple,
+                    *t.weights,
+                    *_values(t, _FIGURES),
+                    *[None] * len(_OF_TERMS),
+                )
         for term in self.terms:
-            names = (term.of, None, None, term.relation, None)
+            named = (term.of, None, None, term.relation, None)
             first = None if term.relation is None else term.inverse
             second = (None, None) if term.second is None else (term.second, term.second_inverse)
-            yield (*names, *[None] * self._layers, *_values(term, _FIGURES), term.count, first, *second)
+            yield (*named, *[None] * self._layers, *_values(term, _FIGURES), term.count, first, *second)
 
     @property
     def _layers(self) -> int:

@@ -419,7 +419,7 @@ def test_answers_become_frames(trained: TrainedModel) -> None:
     triples = [triple for context in explanation.contexts for triple in context.triples]
     table = explanation.to_pandas()
     assert table["weight_2"].dropna().tolist() == [triple.weights[1] for triple in triples]
-    parts = [*triples, *explanation.terms]
+    parts: list[Any] = [*triples, *explanation.terms]
     assert table["share"].tolist() == [part.share for part in parts]
     assert table["of"].tolist()[len(triples) :] == [term.of for term in explanation.terms]
     assert trained.predict([]).to_pandas().empty
