@@ -27,18 +27,19 @@ class ArgumentParser(argparse.ArgumentParser):
     Args:
         prog: The command as `python -m ...`, which stands for what was typed (see `as_typed`).
         description: What it does, in a sentence.
-        epilog: Examples for `--help`, which stand above the flags, and after a blank line notes, which stand
-            below. Both are printed as they are.
+        epilog: Text for `--help`, printed as it is: up to the end of the examples above the flags, the rest
+            below.
 
     Raises:
         InputError: From `parse_args`, for unknown flags and wrong values.
     """
 
     def __init__(self, prog: str, description: str, epilog: str = "") -> None:
-        examples, _, notes = as_typed(epilog).partition("\n\n")
+        before, title, after = as_typed(epilog).partition("examples:\n")
+        examples, _, notes = after.partition("\n\n")
         super().__init__(
             prog=as_typed(prog),
-            description="\n\n".join(filter(None, (description, examples.rstrip()))),
+            description="\n\n".join(filter(None, (description, (before + title + examples).rstrip()))),
             epilog=notes,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
