@@ -23,7 +23,8 @@ from lightcake_fast.process import prepare_process, speed_up
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.train import at_hand, checked_settings, prepared
-from lightcake_fast.training.config import READING, add_flags, fields
+from lightcake_fast.training.arguments import add_flags
+from lightcake_fast.training.config import READING, fields
 from lightcake_fast.training.experiment import check_settings
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import train_to_end

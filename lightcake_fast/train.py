@@ -16,7 +16,8 @@ from lightcake_fast.process import prepare_process, speed_up
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.sharding.world import World, joined
 from lightcake_fast.terminal import Console
-from lightcake_fast.training.config import READING, TrainingConfig, add_flags, fields, resumed
+from lightcake_fast.training.arguments import add_flags, resumed
+from lightcake_fast.training.config import READING, TrainingConfig, fields
 from lightcake_fast.training.experiment import check
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.loop import Callback, train_to_end

@@ -31,7 +31,8 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.terminal import Console
-from lightcake_fast.training.config import PRESETS, READING, add_flags, dataset_key
+from lightcake_fast.training.arguments import add_flags
+from lightcake_fast.training.config import PRESETS, READING, dataset_key
 from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.runtime import device_name, resolve_device
 

@@ -1,10 +1,9 @@
 """The one description of a run: its fields are the flags, checked once and kept beside the checkpoint."""
 
-import argparse
 import dataclasses
 import json
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,81 +14,16 @@ from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
-from lightcake_fast.models import COMPOSITIONS, DECOMPOSITIONS, MODELS, PROFILES, takers
-from lightcake_fast.scores import BUILT_IN, SCORES, named_by_module
+from lightcake_fast.models import COMPOSITIONS, DECOMPOSITIONS, MODELS, PROFILES
+from lightcake_fast.scores import BUILT_IN, SCORES
+from lightcake_fast.training.flags import Flag
+from lightcake_fast.training.flags import flag as _flag
 
 PRESETS = ("paper", "best")
 TASKS = ("relation", "entity")
-GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
-LARGEST = 2**31
 READING = ("split", "strip", "header")  # settings of how a file or a folder becomes a data set
 _SCORES_ALONE = [name for name, spec in MODELS.items() if not spec.context]
 _GRAPH_NETWORKS = [name for name, spec in MODELS.items() if spec.context and name != "lightcake"]
-_KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
-
-
-@dataclass(frozen=True)
-class Flag:
-    """What a field is as a flag.
-
-    Attributes:
-        help: Help text.
-        group: One of `GROUPS`.
-        metavar: Name of the value in the help.
-        choices: The values allowed, or a function that says them when it is asked; empty for no such limit.
-        by_module: Whether MODULE:NAME is allowed as well.
-        at_least: Smallest value allowed.
-        above: Value that must be exceeded.
-        below: Value that must not be reached; every number has one.
-        on_resume: Whether it may be given beside `--resume`.
-        saved: Whether it belongs to the run, and not only to the command that was typed.
-        common: Whether `--help` shows it; `--help-all` shows every flag.
-    """
-
-    help: str
-    group: str
-    metavar: str | None = None
-    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
-    by_module: bool = False
-    at_least: float | None = None
-    above: float | None = None
-    below: float = LARGEST
-    on_resume: bool = False
-    saved: bool = True
-    common: bool = False
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """The choices there are now."""
-        return self.choices() if callable(self.choices) else self.choices
-
-    def accepts(self, value: Any) -> bool:
-        """Whether a value of the right type is one of the choices and within the bounds."""
-        if isinstance(value, str):
-            known = self.known
-            good = not known or value in known or (self.by_module and named_by_module(value))
-            return good and bool(value)
-        return (
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and bool(value < self.below)  # no infinity and no NaN either
-        )
-
-    def wanted(self, kind: str, value: Any) -> str:
-        """The values allowed, in words, after one that is not."""
-        if self.choices:
-            return "one of " + ", ".join(self.known) + ", or MODULE:NAME" * self.by_module
-        if value == "":
-            return "text, not empty"
-        limits = ("of at least", self.at_least), ("above", self.above), ("below", self.below)
-        bounds = [f"{word} {bound}" for word, bound in limits if bound is not None]
-        if self.below == LARGEST and not (isinstance(value, int | float) and value >= LARGEST):
-            bounds.pop()  # that goes without saying
-        return " ".join([_KINDS[kind], " and ".join(bounds)]).rstrip()
-
-
-def _flag(help: str, group: str, default: Any = MISSING, **limits: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"flag": Flag(help, group, **limits)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -470,53 +404,3 @@ def dataset_key(dataset: str) -> str | None:
     """The name under which a data set has settings of its own; None for a folder of the user's."""
     name = dataset.lower().partition(":")[0]
     return name if name == "family" or dataset.lower() in PUBLIC_DATASETS else None
-
-
-def add_flags(
-    parser: argparse.ArgumentParser, helps: Mapping[str, str] | None = None
-) -> list[argparse.Action]:
-    """Give `parser` a flag for each field; only the flags given appear in what it parses.
-
-    Fields in `helps` have that help text. Returns the flags that are not common.
-    """
-    rare = []
-    groups = {title: parser.add_argument_group(title) for title in GROUPS}
-    types = {"str": str, "int": int, "float": float}
-    for field, flag, kind in fields():
-        name = "--" + field.name.replace("_", "-")
-        models = ", ".join(takers(field.name))
-        text = (f"{models}: {flag.help}" if models else flag.help).replace("%", "%%")
-        text = (helps or {}).get(field.name, text)
-        if kind == "bool":
-            # what a model has, a preset may switch on
-            switch = field.default is False and flag.group != "model"
-            action = "store_true" if switch else argparse.BooleanOptionalAction
-            added = groups[flag.group].add_argument(name, action=action, default=argparse.SUPPRESS, help=text)
-        else:
-            added = groups[flag.group].add_argument(
-                name,
-                type=types[kind],
-                choices=None if flag.by_module else flag.known or None,
-                metavar=flag.metavar,
-                default=argparse.SUPPRESS,
-                help=text,
-            )
-        if not flag.common:
-            rare.append(added)
-    return rare
-
-
-def resumed(saved: TrainingConfig, explicit: Mapping[str, Any]) -> TrainingConfig:
-    """The configuration of a run that goes on: the one saved, with the flags given now.
-
-    Raises:
-        InputError: A flag was given that a run cannot change.
-    """
-    allowed = {field.name for field, flag, _ in fields() if flag.on_resume}
-    if named_by_module(saved.score) and explicit.get("score") == saved.score:  # typed to allow its code
-        explicit = {name: value for name, value in explicit.items() if name != "score"}
-    refused = ["--" + name.replace("_", "-") for name in explicit if name not in allowed]
-    if refused:
-        may = ", ".join("--" + name.replace("_", "-") for name in sorted(allowed - {"resume"}))
-        raise InputError(f"{', '.join(refused)} cannot be changed with --resume (only {may}, --debug can)")
-    return dataclasses.replace(saved, **explicit)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightcake_fast.errors import InputError, did_you_mean
-from lightcake_fast.training.config import READING, Flag, fields
+from lightcake_fast.training.config import READING, fields
+from lightcake_fast.training.flags import Flag
 
 if TYPE_CHECKING:
     from optuna import Trial

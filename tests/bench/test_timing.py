@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from bench.reproduce import timing
 from lightcake_fast import cli
 from lightcake_fast.models import LightCAKE
-from bench.reproduce import timing
 from lightcake_fast.train import main as train
 from lightcake_fast.training.experiment import Experiment
 

@@ -13,16 +13,10 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, ModelSpec
 from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.training import presets
-from lightcake_fast.training.config import (
-    GROUPS,
-    PRESETS,
-    TASKS,
-    TrainingConfig,
-    add_flags,
-    fields,
-    resumed,
-)
+from lightcake_fast.training.arguments import add_flags, resumed
+from lightcake_fast.training.config import PRESETS, TASKS, TrainingConfig, fields
 from lightcake_fast.training.experiment import build_model
+from lightcake_fast.training.flags import GROUPS
 from lightcake_fast.training.presets import preset_settings, preset_title, resolve
 from lightcake_fast.training.settings_file import read_settings
 
