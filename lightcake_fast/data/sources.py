@@ -224,7 +224,7 @@ def _ends_of(store: Any, label: str) -> NDArray[Any]:
 
 def _array_of(store: Any, field: str, label: str) -> NDArray[Any]:
     """A tensor of a graph or of an edge type, as an array."""
-    tensor = getattr(store, field, None)
+    tensor: Any = getattr(store, field, None)
     if not hasattr(tensor, "numpy"):
         got = "none" if tensor is None else f"a {type(tensor).__name__}"
         raise InputError(f"{label}: expected {field} as a tensor, got {got}: set {field}")

@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis
 import pytest
@@ -97,7 +98,7 @@ def check(case: Case, backend: str) -> None:
     """
     device = "cuda" if backend != "numba" and torch.cuda.is_available() else "cpu"
     x, y, graph, mask = inputs(case)
-    options = {"score": case.score, "context": case.context, "rows": case.rows}
+    options: dict[str, Any] = {"score": case.score, "context": case.context, "rows": case.rows}
     real = torch.float64 if case.dtype == torch.float64 else torch.float32
     exact, plain = (
         layer_results(x, y, graph, dtype=dtype, mask=mask, backend="reference", **options)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.support.processes import HANG
 
