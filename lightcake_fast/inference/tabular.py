@@ -80,7 +80,8 @@ def frame(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> "DataFrame":
     try:
         import pandas
     except ModuleNotFoundError as error:
-        raise InputError("to_pandas: needs pandas, which is missing: pip install pandas") from error
+        problem = "to_pandas: expected pandas, which is missing: pip install 'lightcake_fast[tables]'"
+        raise InputError(problem) from error
     return pandas.DataFrame(list(rows), columns=list(columns))
 
 
