@@ -427,7 +427,7 @@ def test_answers_become_frames(trained: TrainedModel) -> None:
 
 def test_frames_without_pandas(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(InputError, match="to_pandas: needs pandas, which is missing"):
+    with pytest.raises(InputError, match="to_pandas: expected pandas, which is missing"):
         trained.predict([PAIR]).to_pandas()
 
 
