@@ -104,7 +104,7 @@ def build_plan(triples: Ids, num_entities: int, num_relations: int) -> Plan:
     task = np.concatenate([[-1], np.cumsum(cost) // TASK_COST])
 
     def offsets(values: Array) -> torch.Tensor:
-        return _tensor(values, np.int64)
+        return index_tensor(values, np.int64)
 
     return Plan(
         head=_ids(orders.head),
@@ -252,13 +252,16 @@ def _distinct(relation: Ids, entity: Ids, num_entities: int, num_relations: int)
 
 
 def _ids(values: npt.NDArray[Any]) -> torch.Tensor:
-    return _tensor(values, np.int32)
+    return index_tensor(values, np.int32)
 
 
-def _tensor(values: npt.NDArray[Any], kind: type[np.signedinteger[Any]]) -> torch.Tensor:
+def index_tensor(values: npt.NDArray[Any], kind: type[np.signedinteger[Any]]) -> torch.Tensor:
+    """Whole numbers as a tensor of a type."""
     import torch  # not above: who compiles the passes needs the constants alone
 
-    return torch.from_numpy(np.ascontiguousarray(values, kind))
+    tensor = torch.from_numpy(np.ascontiguousarray(values, kind))
+    # an empty array has strides of zero, which torch.export.save cannot write
+    return tensor if tensor.numel() else tensor.new_empty(tensor.shape)
 
 
 def cut_rows(lengths: Array, longest: int, *, even: bool = False) -> tuple[Array, Array, Array]:

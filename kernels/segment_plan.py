@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lightcake_fast.kernels.plan import index_tensor
+
 Array = npt.NDArray[np.int64]
 
 CHUNK = 64  # entries: a cut segment's parts take at most a 64th of the rows gathered
@@ -44,7 +46,7 @@ def build_segment_plan(indptr: Array, index: Array, num_values: int) -> SegmentP
     index_chunk, index_cut_row, index_cut_part, index_part_row = by_index
 
     def ids(values: Array) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, np.int32))
+        return index_tensor(values, np.int32)
 
     return SegmentPlan(
         index=ids(index),
