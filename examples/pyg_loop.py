@@ -6,9 +6,8 @@ python examples/pyg_loop.py
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data
 
-from lightcake_fast import LightCAKEConv, load_dataset
+from lightcake_fast import ContextGraph, LightCAKEConv, load_dataset
 
 
 class Net(nn.Module):
@@ -21,11 +20,11 @@ class Net(nn.Module):
         self.first = LightCAKEConv(channels, num_relations)
         self.second = LightCAKEConv(channels, num_relations)
 
-    def forward(self, data: Data, pairs: Tensor) -> Tensor:
+    def forward(self, edges: ContextGraph, pairs: Tensor) -> Tensor:
         """Scores (B, R) of pairs (2, B); relations go from layer to layer with the nodes."""
         x = nn.functional.dropout(self.nodes, 0.5, self.training)
-        x, relations = self.first(x, data.edge_index, data.edge_type, self.first.relations)
-        x, relations = self.second(x, data.edge_index, data.edge_type, relations)
+        x, relations = self.first(x, edges, relations=self.first.relations)
+        x, relations = self.second(x, edges, relations=relations)
         return (x[pairs[0]] * x[pairs[1]]) @ relations[: self.num_relations].T
 
 
@@ -34,19 +33,23 @@ def main() -> float:
     torch.manual_seed(0)
     graph = load_dataset("family:200")
     train, test = graph.to_pyg("train"), graph.to_pyg("test")
+    # sorted once, since the edges stay the same
+    edges = ContextGraph.from_edge_index(
+        train.edge_index, train.edge_type, train.num_nodes, graph.num_relations
+    )
     model = Net(train.num_nodes, graph.num_relations, channels=64)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     for epoch in range(1, 61):
         model.train()
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(train, train.edge_index), train.edge_type)
+        loss = nn.functional.cross_entropy(model(edges, train.edge_index), train.edge_type)
         loss.backward()
         optimizer.step()
         if epoch % 20 == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}")
     model.eval()
     with torch.no_grad():
-        found = model(train, test.edge_index).argmax(1) == test.edge_type
+        found = model(edges, test.edge_index).argmax(1) == test.edge_type
     print(f"right on {found.float().mean():.1%} of the test edges")
     return found.float().mean().item()
 

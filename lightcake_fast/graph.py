@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lightcake_fast.errors import InputError, counted
 from lightcake_fast.kernels import plan as plans
 from lightcake_fast.kernels.plan import GpuPlan, Plan, build_gpu_plan, build_plan
+from lightcake_fast.ops import check_tensor
 
 
 @contextmanager
@@ -84,6 +85,41 @@ class ContextGraph:
                 raise ValueError(f"{name} ids: got {ids.min()} to {ids.max()}, wanted 0 to {limit - 1}")
         ids = array.astype(np.int32, order="C", copy=copy and given.device.type == "cpu")
         return cls(ids, num_entities, num_relations, given.device)
+
+    @classmethod
+    def from_edge_index(
+        cls, edge_index: Tensor, edge_type: Tensor, num_nodes: int, num_relations: int
+    ) -> "ContextGraph":
+        """The graph of edges as PyTorch Geometric has them; it does not change when the tensors do.
+
+        Args:
+            edge_index: int64 of shape (2, E): heads, then tails, each edge once, without its inverse.
+            edge_type: int64 of shape (E,), the relation of each edge.
+            num_nodes: N, above every node.
+            num_relations: R, above every edge type.
+
+        Raises:
+            TypeError: if an argument is no tensor, or N or R is no whole number.
+            ValueError: if a shape, type or device is wrong, or as ``from_triples``.
+        """
+        check_tensor("edge_index", edge_index)
+        check_tensor("edge_type", edge_type)
+        edges = tuple(edge_index.shape[1:])
+        for name, tensor, right, wanted in (
+            ("edge_index", edge_index, edge_index.ndim == 2 and len(edge_index) == 2, "(2, E)"),
+            ("edge_type", edge_type, edge_type.shape == edges, edges),
+        ):
+            if tensor.dtype != torch.int64 or not right:
+                raise InputError(
+                    f"{name}: expected torch.int64 of shape {wanted}, got {tensor.dtype} of shape "
+                    f"{tuple(tensor.shape)}: give heads and tails as two rows, and one type per edge"
+                )
+        if edge_type.device != edge_index.device:
+            raise InputError(
+                f"edge_type: expected device {edge_index.device}, got {edge_type.device}: move it"
+            )
+        triples = torch.stack([edge_index[0], edge_type, edge_index[1]], 1)
+        return cls.from_triples(triples, num_nodes, num_relations, copy=False)
 
     def __repr__(self) -> str:
         """One line."""

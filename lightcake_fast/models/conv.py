@@ -1,6 +1,6 @@
 """The context layer as a module that takes PyTorch Geometric's edges; needs no torch_geometric."""
 
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Generator, Tensor, nn
@@ -12,12 +12,15 @@ from lightcake_fast.models.weights import check_at_least, check_choice, xavier
 from lightcake_fast.ops import BACKENDS, CONTEXTS, ROWS, context_layer
 from lightcake_fast.scores import score_named
 
+_REMEDY = "pass a graph made by ContextGraph.from_edge_index instead of edge_index and edge_type"
+
 
 class LightCAKEConv(nn.Module):
     """One LightCAKE layer over ``edge_index`` and ``edge_type``: `context_layer`, with a table of relations.
 
-    An edge is a triple, from its head to its tail; inverses are added here, so give each edge once. The order
-    of work is made when other edges come than the last time: keep the two tensors from step to step.
+    An edge is a triple, from its head to its tail; inverses are added here, so give each edge once. Edges as
+    tensors are sorted at every call. Edges that stay are sorted once, as a graph
+    (``ContextGraph.from_edge_index``): with it the module compiles as one graph and exports.
 
     Args:
         channels: d, the width of nodes and relations.
@@ -62,11 +65,16 @@ class LightCAKEConv(nn.Module):
         self.score, self.context, self.rows, self.backend = score, context, rows, backend
         width = 2 * channels if self._planes else channels
         self.relations = xavier(2 * num_relations, width, generator=generator, dtype=torch.float32)
-        self._edges: tuple[tuple[Tensor, int, Tensor, int, int], ContextGraph] | None = None
 
     def reset_parameters(self) -> None:
         """Draw the relations anew."""
         nn.init.xavier_uniform_(self.relations)
+
+    @overload
+    def forward(self, x: Tensor, edge_index: ContextGraph) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, edge_index: ContextGraph, *, relations: Tensor) -> tuple[Tensor, Tensor]: ...
 
     @overload
     def forward(self, x: Tensor, edge_index: Tensor, edge_type: Tensor) -> Tensor: ...
@@ -77,54 +85,70 @@ class LightCAKEConv(nn.Module):
     ) -> tuple[Tensor, Tensor]: ...
 
     def forward(
-        self, x: Tensor, edge_index: Tensor, edge_type: Tensor, relations: Tensor | None = None
+        self,
+        x: Tensor,
+        edge_index: Tensor | ContextGraph,
+        edge_type: Tensor | None = None,
+        relations: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """New rows of the nodes.
 
         Args:
             x: shape (N, d), the nodes; types as in ``context_layer``.
-            edge_index: int64 of shape (2, E): heads, then tails.
-            edge_type: int64 of shape (E,).
+            edge_index: int64 of shape (2, E): heads, then tails; or the graph of all edges.
+            edge_type: int64 of shape (E,); None beside a graph, which holds the types.
             relations: taken instead of the module's own, in their shape: those that a layer before gave.
 
         Returns:
             The nodes (N, d); where relations are given, also new relations, for the next layer.
 
         Raises:
+            TypeError: if an argument is no tensor, or no graph.
             ValueError: if a shape, type or device is wrong, or an id is out of range.
         """
         table = self.relations if relations is None else relations
-        nodes, new_relations = context_layer(
-            x,
-            _on_planes(table) if self._planes else table,
-            self._graph(edge_index, edge_type, len(x)),
-            score=self.score,
-            context=self.context,
-            rows=self.rows,
-            backend=self.backend,
-        )
+        if isinstance(edge_index, ContextGraph):
+            if edge_type is not None:
+                raise InputError("edge_type: expected None beside a graph, got a tensor: leave it out")
+            nodes, new_relations = self._layer(x, table, edge_index)
+        elif edge_type is None:
+            raise InputError("edge_type: expected a tensor beside the tensor edge_index, got None")
+        else:
+            layer = self._untraced if torch.compiler.is_dynamo_compiling() else self._sorted_layer
+            nodes, new_relations = layer(x, table, edge_index, edge_type)
         return nodes if relations is None else (nodes, new_relations)
 
     def extra_repr(self) -> str:
         """What `repr` shows between the brackets."""
         return f"{self.channels}, num_relations={self.num_relations}, score={self.score!r}"
 
-    def _graph(self, edge_index: Tensor, edge_type: Tensor, num_nodes: int) -> ContextGraph:
-        """The edges as context: that of the last call, if they are the same tensors, unchanged since."""
-        if self._edges is not None:
-            (index, index_version, types, types_version, nodes), graph = self._edges
-            if (
-                index is edge_index
-                and types is edge_type
-                and (index._version, types._version, num_nodes) == (index_version, types_version, nodes)
-            ):
-                return graph
-        _check_edges(edge_index, edge_type)
-        triples = torch.stack([edge_index[0], edge_type, edge_index[1]], 1)
-        graph = ContextGraph.from_triples(triples, num_nodes, self.num_relations)
-        key = (edge_index, edge_index._version, edge_type, edge_type._version, num_nodes)
-        self._edges = key, graph
-        return graph
+    def _layer(self, x: Tensor, table: Tensor, graph: ContextGraph) -> tuple[Tensor, Tensor]:
+        return context_layer(
+            x,
+            _on_planes(table) if self._planes else table,
+            graph,
+            score=self.score,
+            context=self.context,
+            rows=self.rows,
+            backend=self.backend,
+        )
+
+    def _sorted_layer(
+        self, x: Tensor, table: Tensor, edge_index: Tensor, edge_type: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if torch.compiler.is_compiling():
+            raise InputError(f"edge_index: expected a graph under torch.export, got a tensor: {_REMEDY}")
+        graph = ContextGraph.from_edge_index(edge_index, edge_type, len(x), self.num_relations)
+        return self._layer(x, table, graph)
+
+    def _untraced(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, run by torch.compile as it is: NumPy sorts the edges."""
+        layer: Any = torch.compiler.disable(self._sorted_layer)
+        return layer(*arguments)  # type: ignore[no-any-return]
+
+    # As torch.compiler.disable marks it, which at import would import the whole compiler
+    _untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _untraced._torchdynamo_disable_msg = _REMEDY  # type: ignore[attr-defined]
 
 
 def _on_planes(table: Tensor) -> Tensor:
@@ -132,13 +156,3 @@ def _on_planes(table: Tensor) -> Tensor:
     if not isinstance(table, Tensor) or table.ndim != 2 or not table.is_floating_point():
         return table
     return with_normals(*table.chunk(2, 1))
-
-
-def _check_edges(edge_index: Tensor, edge_type: Tensor) -> None:
-    for name, tensor, right, wanted in (
-        ("edge_index", edge_index, edge_index.ndim == 2 and len(edge_index) == 2, "(2, E)"),
-        ("edge_type", edge_type, edge_type.shape == edge_index.shape[1:], "(E,), as edge_index"),
-    ):
-        if tensor.dtype != torch.int64 or not right:
-            got = f"{tensor.dtype} {tuple(tensor.shape)}"
-            raise InputError(f"{name}: got {got}, wanted torch.int64 {wanted}")

@@ -25,6 +25,14 @@ def edges() -> tuple[Tensor, Tensor]:
     return torch.randint(N, (2, 30), generator=random), torch.randint(R, (30,), generator=random)
 
 
+def rows() -> Tensor:
+    return torch.randn(N, D, generator=torch.Generator().manual_seed(2))
+
+
+def layer(**settings: Any) -> LightCAKEConv:
+    return LightCAKEConv(D, R, **settings, generator=torch.Generator().manual_seed(1))
+
+
 @pytest.mark.parametrize("context", ["both", "entity"])
 @pytest.mark.parametrize("score", ["distmult", "transe", "transh"])
 def test_it_is_the_layer(score: str, context: str) -> None:
@@ -35,8 +43,8 @@ def test_it_is_the_layer(score: str, context: str) -> None:
         "rows": "float32" if score == "distmult" else "bfloat16",
         "backend": "auto" if score == "distmult" else "reference",
     }
-    conv = LightCAKEConv(D, R, **settings, generator=torch.Generator().manual_seed(1))
-    x = torch.randn(N, D, requires_grad=True)
+    conv = layer(**settings)
+    x = rows().requires_grad_()
     triples = torch.stack([edge_index[0], edge_type, edge_index[1]], 1)
     table: Tensor = conv.relations
     if score == "transh":
@@ -55,41 +63,144 @@ def test_it_is_the_layer(score: str, context: str) -> None:
         assert_bitwise_equal(actual, wanted)
 
 
-def test_the_order_of_work_is_made_once_for_the_same_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[ContextGraph] = []
-    make = ContextGraph.from_triples
-
-    def counted(*given: Any) -> ContextGraph:
-        made.append(make(*given))
-        return made[-1]
-
-    monkeypatch.setattr(ContextGraph, "from_triples", counted)
+def test_a_graph_stands_for_its_edges() -> None:
     edge_index, edge_type = edges()
-    conv, x = LightCAKEConv(D, R), torch.randn(N, D)
+    conv, x = layer(), rows()
+    graph = ContextGraph.from_edge_index(edge_index, edge_type, N, R)
+    triples = torch.stack([edge_index[0], edge_type, edge_index[1]], 1)
+    assert torch.equal(graph.triples, triples)
+    assert_bitwise_equal(conv(x, graph), conv(x, edge_index, edge_type))
+    given = conv(x, graph, relations=conv.relations)
+    for actual, wanted in zip(given, conv(x, edge_index, edge_type, conv.relations), strict=True):
+        assert_bitwise_equal(actual, wanted)
+    before = conv(x, graph)
+    edge_index.zero_()
+    assert_bitwise_equal(conv(x, graph), before)
+
+
+def written(edge_type: Tensor) -> None:
+    edge_type[0] = (edge_type[0] + 1) % R
+
+
+def written_unseen(edge_type: Tensor) -> None:
+    edge_type.data[0] = (edge_type[0] + 1) % R
+
+
+def written_by_numpy(edge_type: Tensor) -> None:
+    array = edge_type.numpy()
+    array[0] = (array[0] + 1) % R
+
+
+@pytest.mark.parametrize("write", [written, written_unseen, written_by_numpy])
+def test_edges_may_change_between_calls(write: Callable[[Tensor], None]) -> None:
+    edge_index, edge_type = edges()
+    conv, x = layer(), rows()
     first = conv(x, edge_index, edge_type)
     assert_bitwise_equal(conv(x, edge_index, edge_type), first)
-    assert len(made) == 1
-    edge_type[0] = (edge_type[0] + 1) % R  # written to in place
+    write(edge_type)
     other = conv(x, edge_index, edge_type)
-    assert len(made) == 2
     assert not torch.equal(other, first)
-    conv(torch.randn(N + 1, D), edge_index, edge_type)
-    assert len(made) == 3
+    assert_bitwise_equal(other, conv(x, edge_index.clone(), edge_type.clone()))
+
+
+def test_a_graph_made_in_inference_mode_serves_training_too() -> None:
+    edge_index, edge_type = edges()
+    conv, x = layer(), rows()
+    expected = conv(x, edge_index, edge_type)
+    with torch.inference_mode():
+        inside = edge_index.clone(), edge_type.clone()
+        graph = ContextGraph.from_edge_index(*inside, N, R)
+        for given in ((edge_index, edge_type), inside, (graph,)):
+            assert_bitwise_equal(conv(x, *given).clone(), expected.detach())
+    for other in (inside, (graph,)):
+        actual = conv(x, *other)
+        assert_bitwise_equal(actual, expected)
+        (gradient,) = torch.autograd.grad(actual.sum(), conv.relations)
+        assert gradient.count_nonzero()
+
+
+class TwoLayers(torch.nn.Module):
+    """Two layers over one graph."""
+
+    def __init__(self, graph: ContextGraph, score: str) -> None:
+        super().__init__()
+        self.graph, self.first, self.second = graph, layer(score=score), layer(score=score)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, relations = self.first(x, self.graph, relations=self.first.relations)
+        return self.second(x, self.graph, relations=relations)[0]
+
+
+@pytest.mark.parametrize("score", ["distmult", "transh"])
+def test_it_compiles_as_one_graph(score: str) -> None:
+    torch.compiler.reset()
+    model, x = TwoLayers(ContextGraph.from_edge_index(*edges(), N, R), score), rows()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    inputs = [x.requires_grad_(), model.first.relations]
+    actual, expected = compiled(x), model(x)
+    assert_bitwise_equal(actual, expected)
+    pairs = zip(
+        *(torch.autograd.grad(rows.square().sum(), inputs) for rows in (actual, expected)), strict=True
+    )
+    for one, other in pairs:
+        assert_bitwise_equal(one, other)
+
+
+def test_edges_as_tensors_leave_compiled_code() -> None:
+    torch.compiler.reset()
+    conv, x, given = layer(), rows(), edges()
+    compiled = torch.compile(conv, backend="aot_eager")
+    for left_out in range(3):
+        edge_index, edge_type = given[0][:, left_out:], given[1][left_out:]
+        assert_bitwise_equal(compiled(x, edge_index, edge_type), conv(x, edge_index, edge_type))
+    torch.compiler.reset()
+    with pytest.raises(Exception, match=r"pass a graph made by ContextGraph\.from_edge_index"):
+        torch.compile(conv, fullgraph=True, backend="aot_eager")(x, *given)
+
+
+def test_it_exports_with_its_graph() -> None:
+    model, x = TwoLayers(ContextGraph.from_edge_index(*edges(), N, R), "distmult").eval(), rows()
+    assert_bitwise_equal(torch.export.export(model, (x,)).module()(x), model(x))
+    with pytest.raises(InputError, match=r"edge_index: expected a graph under torch\.export, got a tensor"):
+        torch.export.export(model.first, (x, *edges()))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda i, t: (i.int(), t), r"edge_index: got torch\.int32 \(2, 30\), wanted torch\.int64 \(2, E\)"),
-        (lambda i, t: (i.T, t), r"edge_index: got torch\.int64 \(30, 2\)"),
-        (lambda i, t: (i, t[1:]), r"edge_type: got torch\.int64 \(29,\), wanted torch\.int64 \(E,\)"),
+        (
+            lambda i, t: (i.int(), t),
+            r"edge_index: expected torch\.int64 of shape \(2, E\), got torch\.int32 of shape \(2, 30\): give",
+        ),
+        (lambda i, t: (i.T, t), r"edge_index: expected .*, got torch\.int64 of shape \(30, 2\)"),
+        (
+            lambda i, t: (i, t[1:]),
+            r"edge_type: expected .* of shape \(30,\), got torch\.int64 of shape \(29,\)",
+        ),
         (lambda i, t: (i + 1, t), "head ids: got"),
         (lambda i, t: (i, t + R), "relation ids: got"),
+        (lambda i, t: (i, t.to("meta")), "edge_type: expected device cpu, got meta"),
+        (lambda i, t: (i, None), "edge_type: expected a tensor beside the tensor edge_index, got None"),
+        (
+            lambda i, t: (ContextGraph.from_edge_index(i, t, N, R), t),
+            "edge_type: expected None beside a graph, got a tensor",
+        ),
+        (lambda i, t: (ContextGraph.from_edge_index(i, t, N + 1, R),), "entities: got shape"),
+        (lambda i, t: (ContextGraph.from_edge_index(i, t, N, R + 1),), "relations: got shape"),
     ],
 )
 def test_wrong_edges_are_refused(change: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LightCAKEConv(D, R)(torch.randn(N, D), *change(*edges()))
+        layer()(rows(), *change(*edges()))
+
+
+def test_edges_that_are_no_tensors_are_refused() -> None:
+    edge_index, edge_type = edges()
+    lists: Any = edge_index.tolist()
+    with pytest.raises(TypeError, match="edge_index: got list, wanted a "):
+        layer()(rows(), lists, edge_type)
+    with pytest.raises(TypeError, match="edge_type: got list, wanted a "):
+        ContextGraph.from_edge_index(edge_index, lists[0], N, R)
 
 
 def test_wrong_settings_are_refused() -> None:
@@ -111,7 +222,7 @@ def test_wrong_settings_are_refused() -> None:
 )
 def test_wrong_relations_are_refused(score: str, relations: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        LightCAKEConv(D, R, score=score)(torch.randn(N, D), *edges(), relations)
+        layer(score=score)(rows(), *edges(), relations)
 
 
 def test_it_needs_no_torch_geometric() -> None:
