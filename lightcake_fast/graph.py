@@ -21,8 +21,8 @@ from lightcake_fast.ops import check_tensor
 
 @contextmanager
 def _kept() -> Iterator[None]:
-    """Make ordinary tensors, neither inference tensors nor the fake tensors of torch.export."""
-    with torch.inference_mode(False), _disable_current_modes():
+    """Make ordinary tensors, not those of inference mode, of torch.export or of torch.func."""
+    with torch.inference_mode(False), _disable_current_modes(), torch._C._DisableFuncTorch():
         yield
 
 
@@ -44,6 +44,7 @@ class ContextGraph:
     _context: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, init=False)
 
     @classmethod
+    @_kept()
     def from_triples(
         cls,
         triples: Tensor | npt.NDArray[np.integer[Any]] | Sequence[Sequence[int]],
@@ -87,6 +88,7 @@ class ContextGraph:
         return cls(ids, num_entities, num_relations, given.device)
 
     @classmethod
+    @_kept()
     def from_edge_index(
         cls, edge_index: Tensor, edge_type: Tensor, num_nodes: int, num_relations: int
     ) -> "ContextGraph":

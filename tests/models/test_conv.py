@@ -119,6 +119,23 @@ def test_a_graph_made_in_inference_mode_serves_training_too() -> None:
         assert gradient.count_nonzero()
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_graph_made_under_torch_func_serves_later_calls_too(prepared: bool) -> None:
+    conv, x, given = layer(), rows(), edges()
+    made: list[ContextGraph] = []
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        made.append(ContextGraph.from_edge_index(*given, N, R))
+        arguments = (made[-1],) if prepared else given
+        nodes: Tensor = torch.func.functional_call(conv, parameters, (x, *arguments))
+        return nodes.square().sum()
+
+    gradient = torch.func.grad(loss)(dict(conv.named_parameters()))["relations"]
+    for arguments in (given, (made[-1],)):
+        (expected,) = torch.autograd.grad(conv(x, *arguments).square().sum(), conv.relations)
+        torch.testing.assert_close(gradient, expected)
+
+
 class TwoLayers(torch.nn.Module):
     """Two layers over one graph."""
 
