@@ -3,6 +3,8 @@
 Heads and tails have shape (B, d), relations (R, d), or (R, 2 d) with normals, scores (B, R): one or two
 matrix products, without a tensor of B x R x d. A complex row of d/2 numbers lies as d reals: real parts, then
 imaginary parts.
+
+The square of a distance is expanded, so lengths cancel where it is short: it is computed in float64.
 """
 
 from collections.abc import Callable
@@ -41,48 +43,44 @@ def transe(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 
     Source: Bordes et al., NeurIPS 2013.
     """
-    difference = tails - heads
-    squared = (
-        difference.square().sum(1, keepdim=True) + relations.square().sum(1) - 2 * difference @ relations.T
-    )
-    return negative_length(squared)
+    h, r, t = heads.double(), relations.double(), tails.double()
+    difference = t - h
+    lengths, relation_lengths = _squares(difference)[:, None], _squares(r)
+    squared = lengths + relation_lengths - 2 * difference @ r.T
+    return _negative_root(squared, lengths + relation_lengths.max()).to(heads.dtype)
 
 
 def rotate(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-    """Psi = -||h r - t|| over complex numbers, each number of a relation's row of modulus one.
-
-    ||h||^2 + ||t||^2 - 2 Re <h r, t> loses the digits of a small length to those of h and t: below 1e-3 of
-    them in float32 it would be noise with a steep gradient, and counts as just that, with gradient zero.
+    """Psi = -||h r - t|| over complex numbers, by ||h r||^2 + ||t||^2 - 2 Re <h r, t>.
 
     Source: Sun et al., ICLR 2019, arXiv 1902.10197, with the Euclidean length.
     """
-    turned = _turns(heads, tails) @ relations.T
-    lengths = heads.square().sum(1, keepdim=True) + tails.square().sum(1, keepdim=True)
-    least = 8 * torch.finfo(lengths.dtype).eps * lengths.detach()
-    return negative_length(torch.maximum(lengths - 2 * turned, least))
+    h, r, t = heads.double(), relations.double(), tails.double()
+    turned = _squared_moduli(h) @ _squared_moduli(r).T
+    tail_lengths = _squares(t)[:, None]
+    squared = turned + tail_lengths - 2 * _turns(h, t) @ r.T
+    return _negative_root(squared, turned + tail_lengths).to(heads.dtype)
 
 
 def transh(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
     """Psi = -||h' + r - t'||, x' = x - <w, x> w: projected onto the plane with the relation's normal w.
 
     A relation's row is [r | w], w of length one. The paper's soft constraint that r lie in the plane is left
-    out, and the length is not squared, as in TransE here. What the projection takes away, and lengths that
-    cancel, cost digits: a square below 8 roundings of what it is made of counts as that, with gradient zero.
+    out, and the length is not squared, as in TransE here.
 
     Source: Wang et al., AAAI 2014.
     """
-    translations, normals = relations.chunk(2, 1)
-    difference = tails - heads
+    translations, normals = relations.double().chunk(2, 1)
+    difference = tails.double() - heads.double()
     along = difference @ normals.T  # the part of the difference that the projection takes away
-    lengths, translation_lengths = difference.square().sum(1, keepdim=True), translations.square().sum(1)
+    lengths, translation_lengths = _squares(difference)[:, None], _squares(translations)
     squared = (
         lengths
-        - along.square()
+        + along.square() * (_squares(normals) - 2)  # a normal of float32 has length one but for its rounding
         - 2 * (difference @ translations.T - along * (translations * normals).sum(1))
         + translation_lengths
     )
-    least = 8 * torch.finfo(lengths.dtype).eps * (lengths + translation_lengths.max()).detach()
-    return negative_length(torch.maximum(squared, least))
+    return _negative_root(squared, lengths + translation_lengths.max()).to(heads.dtype)
 
 
 def with_normals(relations: Tensor, normals: Tensor) -> Tensor:
@@ -92,14 +90,29 @@ def with_normals(relations: Tensor, normals: Tensor) -> Tensor:
 
 def of_modulus_one(relations: Tensor) -> Tensor:
     """Rows of complex numbers, each divided by its modulus; a zero stays one."""
-    real, imaginary = relations.chunk(2, 1)
-    squared = real.square() + imaginary.square()
+    squared = _squared_moduli(relations)
     return relations * squared.clamp_min(torch.finfo(squared.dtype).tiny).rsqrt().repeat(1, 2)
 
 
 def negative_length(squared: Tensor) -> Tensor:
     """-sqrt, where a square that rounding makes negative counts as zero, and zero has gradient zero."""
     return -squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
+
+
+def _negative_root(squared: Tensor, terms: Tensor) -> Tensor:
+    """-sqrt; a square below 8 roundings of its terms is noise: it counts as these 8, with gradient zero."""
+    least = 8 * torch.finfo(squared.dtype).eps * terms.detach()
+    return negative_length(torch.maximum(squared, least))
+
+
+def _squares(rows: Tensor) -> Tensor:
+    return rows.square().sum(1)
+
+
+def _squared_moduli(rows: Tensor) -> Tensor:
+    """The squares (B, d/2) of the moduli in rows of complex numbers."""
+    real, imaginary = rows.chunk(2, 1)
+    return real.square() + imaginary.square()
 
 
 def _times_conjugate(heads: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:

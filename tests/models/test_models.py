@@ -10,6 +10,7 @@ from torch.nn import functional
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE, PlainModel, scorers
 from lightcake_fast.ops import context_layer
+from lightcake_fast.scores import score_named
 from tests.support.comparison import assert_bitwise_equal, assert_close
 from tests.support.graphs import CONTEXTS, CPU_SCORES, layer_inputs
 
@@ -166,8 +167,14 @@ def test_without_layers_it_is_the_plain_model(score: str, graph: ContextGraph) -
     assert_bitwise_equal(actual, expected)
 
 
-def rotated(near: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads, relations, and tails that are the heads turned by the relation of their number, all but."""
+def shortly_translated(near: float) -> tuple[Tensor, ...]:
+    """Heads, relations, and tails that lie where the relation of their number leads, all but."""
+    random = seeded()
+    heads, relations, off = (torch.randn(40, 64, generator=random, dtype=torch.float64) for _ in range(3))
+    return heads, relations, heads + relations + near * off
+
+
+def shortly_rotated(near: float) -> tuple[Tensor, ...]:
     random = seeded()
     heads, off = (torch.randn(40, 64, generator=random, dtype=torch.float64) for _ in range(2))
     angles = 6 * torch.rand(40, 32, generator=random, dtype=torch.float64)
@@ -176,51 +183,45 @@ def rotated(near: float) -> tuple[Tensor, Tensor, Tensor]:
     return heads, torch.cat([angles.cos(), angles.sin()], 1), tails
 
 
-@pytest.mark.parametrize("near", [1.0, 0.1, 1e-2, 1e-3, 1e-4, 0.0])
-def test_rotate_of_a_short_way_in_float32(near: float) -> None:
-    """The square of the way is a difference of large numbers: neither score nor slope may be noise."""
-    rows = rotated(near)
-    exact = scorers.rotate(*rows)
-    heads, relations, tails = (row.float() for row in rows)
-    tails.requires_grad_()
-    actual = scorers.rotate(heads, relations, tails)
-    noise = 8 * torch.finfo(torch.float32).eps * (rows[0].square().sum(1) + rows[2].square().sum(1))[:, None]
-    assert ((actual - exact).abs() <= noise / exact.abs().maximum(noise.sqrt())).all()
-    (slope,) = torch.autograd.grad(actual.diagonal().sum(), tails)
-    assert (slope.norm(dim=1) < 1.1).all()  # of a length it is one, or zero where it counts as just so short
-    if near >= 0.1:
-        assert (slope.norm(dim=1) > 0.9).all()
-
-
-def translated(near: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Heads, relations with normals, and tails that lie where those of their number lead, all but.
-
-    Of the way from head to tail most is along the normal, and does not count.
-    """
+def shortly_projected(near: float) -> tuple[Tensor, ...]:
+    """Most of the way from head to tail is along the normal, and does not count."""
     random = seeded()
     heads, relations, normals, off = (
         torch.randn(40, 64, generator=random, dtype=torch.float64) for _ in range(4)
     )
     normals = functional.normalize(normals, dim=1)
     relations -= (relations * normals).sum(1, keepdim=True) * normals  # else the way is never zero
-    tails = heads + relations + 20 * normals + near * off
-    return heads, torch.cat([relations, normals], 1), tails
+    return heads, torch.cat([relations, normals], 1), heads + relations + 20 * normals + near * off
 
 
-@pytest.mark.parametrize("near", [1.0, 0.1, 1e-2, 1e-3, 1e-4, 0.0])
-def test_transh_of_a_short_way_in_float32(near: float) -> None:
-    rows = translated(near)
-    exact = scorers.transh(*rows)
-    heads, relations, tails = (row.float() for row in rows)
-    tails.requires_grad_()
-    actual = scorers.transh(heads, relations, tails)
-    largest = (rows[2] - rows[0]).square().sum(1, keepdim=True) + rows[1].square().sum(1).max()
-    noise = 8 * torch.finfo(torch.float32).eps * largest
-    assert ((actual - exact).abs() <= noise / exact.abs().maximum(noise.sqrt())).all()
-    (slope,) = torch.autograd.grad(actual.diagonal().sum(), tails)
-    assert (slope.norm(dim=1) < 1.1).all()  # of a length it is one, or zero where it counts as just so short
-    if near >= 0.1:
-        assert (slope.norm(dim=1) > 0.9).all()
+SHORT = {"transe": shortly_translated, "rotate": shortly_rotated, "transh": shortly_projected}
+
+
+@pytest.mark.parametrize("near", [1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5])
+@pytest.mark.parametrize("score", SHORT)
+def test_a_short_distance_in_float32(score: str, near: float) -> None:
+    """The expanded square is a difference of large numbers: neither score nor gradient may be noise."""
+    rows = [row.float().requires_grad_() for row in SHORT[score](near)]
+    h, r, t = (row.double() for row in rows)
+    named = score_named(score)
+    exact = named.psi(*named.read(h[:, None], r, t[:, None]))
+    actual = scorers.SCORERS[score](*rows)
+    torch.testing.assert_close(actual, exact.float(), rtol=1e-4, atol=0)
+    gradients, expected = (torch.autograd.grad(s.diagonal().sum(), rows) for s in (actual, exact))
+    for one, other in zip(gradients, expected, strict=True):
+        errors = (one - other).norm(dim=1)
+        assert (errors <= 1e-4 * other.norm(dim=1)).all()
+    torch.testing.assert_close(gradients[2].norm(dim=1), torch.ones(40), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("score", SHORT)
+def test_a_distance_of_zero_has_no_noise(score: str) -> None:
+    rows = [row.float() for row in SHORT[score](0.0)]
+    rows[2].requires_grad_()
+    scores = scorers.SCORERS[score](*rows).diagonal()
+    assert (scores.abs() < 1e-5).all()  # the roundings of the rows
+    (gradient,) = torch.autograd.grad(scores.sum(), rows[2])
+    assert (gradient.norm(dim=1) < 1.1).all()
 
 
 def test_transe_at_length_zero() -> None:
