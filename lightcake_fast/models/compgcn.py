@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lightcake_fast.models.base import RelationModel
+from lightcake_fast.models.batches import batches
 from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows, threads_for
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
@@ -87,7 +88,7 @@ class CompGCNLayer(nn.Module):
 class _Means(torch.autograd.Function):
     """The means of phi(x_t, z_r) over originals, and over inverses, (2, N, w).
 
-    Holds the rows of one relation at a time. A row is w real numbers, of "corr" the parts of its frequencies,
+    Holds the rows of one batch at a time. A row is w real numbers, of "corr" the parts of its frequencies,
     of which phi is conj(x) z.
     """
 
@@ -97,42 +98,45 @@ class _Means(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, z, of_entry, of_group)
         ctx.phi, ctx.found = phi, found
-        out = x.new_zeros(2, *x.shape)
-        for r, (entries, groups, bounds) in enumerate(found.parts):
-            with threads_for(entries, x.shape[1]):
-                sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
-                side = out[int(2 * r >= len(z))]
-                side.index_add_(0, found.group_head[groups], _composed(sums, z[r], of_group[groups], phi))
+        out, totals = x.new_zeros(2, *x.shape), functional.pad(of_group, (0, 1))
+        for batch in batches(found, x.shape[1]):
+            with threads_for(batch.entries, x.shape[1]):
+                sums = sum_rows(x, found.tail[batch.entries], batch.bounds, of_entry[batch.entries])
+                total, z_rows = batch.in_tiles(totals[batch.groups]), batch.for_rows(z, batch.relations)
+                rows = _composed(batch.in_tiles(sums), z_rows, total, phi)
+                batch.add_to_heads(out[int(batch.inverse)], rows)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         x, z, of_entry, of_group = ctx.saved_tensors
-        found, phi, num_relations = ctx.found, ctx.phi, len(z) // 2
+        found, phi, totals = ctx.found, ctx.phi, functional.pad(of_group, (0, 1))
         of_inverse = of_entry.index_select(0, found.inverse)
-        dx, dz = torch.zeros_like(x), torch.empty_like(z)
-        for r, (entries, groups, bounds) in enumerate(found.parts):
-            with threads_for(entries, x.shape[1]):
-                side = g[int(r >= num_relations)]
-                rows = side.index_select(0, found.group_head[groups])
+        dx, dz = torch.zeros_like(x), torch.zeros_like(z)
+        for batch in batches(found, x.shape[1]):
+            with threads_for(batch.entries, x.shape[1]):
+                tail = found.tail[batch.entries]
+                rows = batch.in_tiles(g[int(batch.inverse)].index_select(0, batch.heads))
                 if phi == "sub":
-                    dz[r] = -(of_group[groups] @ rows)
+                    total = batch.in_tiles(totals[batch.groups])
+                    tiles = -(total.unsqueeze(-2) @ rows).squeeze(-2)
                 else:
-                    sums = sum_rows(x, found.tail[entries], bounds, of_entry[entries])
-                    dz[r] = _product(sums, rows, phi, conjugate=False).sum(0)
-                # the neighbours under r are the heads under its inverse
-                entries, groups, bounds = found.parts[(r + num_relations) % len(z)]
-                sums = sum_rows(side, found.tail[entries], bounds, of_inverse[entries])
-                dx.index_add_(
-                    0, found.group_head[groups], sums if phi == "sub" else _product(sums, z[r], phi)
-                )
+                    sums = sum_rows(x, tail, batch.bounds, of_entry[batch.entries])
+                    tiles = _product(batch.in_tiles(sums), rows, phi, conjugate=False).sum(-2)
+                batch.add_to_relations(dz, tiles)
+                # the heads under a relation are the neighbours under its inverse, which is of the other side
+                side = g[int(not batch.inverse)]
+                sums = batch.in_tiles(sum_rows(side, tail, batch.bounds, of_inverse[batch.entries]))
+                if phi != "sub":
+                    sums = _product(sums, batch.for_rows(z, batch.inverses), phi)
+                batch.add_to_heads(dx, sums)
         return dx, dz, None, None, None, None
 
 
 def _composed(sums: Tensor, z: Tensor, total: Tensor, phi: str) -> Tensor:
-    """The sum of c phi(e, z) over rows e, (M, w), from ``sums`` of c e (M, w) and ``total`` of c (M,)."""
-    return sums - total[:, None] * z if phi == "sub" else _product(sums, z, phi)
+    """The sum of c phi(e, z) over rows e, (..., M, w), from ``sums`` of c e and ``total`` of c (..., M)."""
+    return sums - total[..., None] * z if phi == "sub" else _product(sums, z, phi)
 
 
 def _product(a: Tensor, b: Tensor, phi: str, *, conjugate: bool = True) -> Tensor:

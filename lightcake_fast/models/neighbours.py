@@ -53,8 +53,8 @@ class Neighbours:
         group_head: int64 (G,), the head of each group.
         by_head: int64 (E,), the entries sorted by head.
         head_bounds: int64 (N + 1,), the entries of each head in that order.
-        parts: for each of the 2R relations its entries, its groups and, from its first entry on, the bounds
-            of its groups.
+        group_bounds: int64 (G + 1,), the entries of each group.
+        relation_groups: int64 (2R + 1,), the groups of each relation.
     """
 
     triple: Tensor
@@ -65,7 +65,8 @@ class Neighbours:
     group_head: Tensor
     by_head: Tensor
     head_bounds: Tensor
-    parts: list[tuple[slice, slice, Tensor]]
+    group_bounds: Tensor
+    relation_groups: Tensor
 
     @cached_property
     @torch.inference_mode(False)
@@ -85,7 +86,7 @@ class Neighbours:
             tail=tail,
             inverse=inverse,
             place=place,
-            relations=Segments.from_csr(self.head_bounds, relation, len(self.parts)),
+            relations=Segments.from_csr(self.head_bounds, relation, len(self.relation_groups) - 1),
             tails=Segments.from_csr(self.head_bounds, tail, len(self.head_bounds) - 1),
         )
 
@@ -93,7 +94,7 @@ class Neighbours:
     @torch.inference_mode(False)
     def relation_bounds(self) -> Tensor:
         """Where each relation's entries begin and end, int64 (2R + 1,)."""
-        return bounds_of(self.relation, len(self.parts))
+        return bounds_of(self.relation, len(self.relation_groups) - 1)
 
     def mean_weights(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
         """1 / c of each entry, (E,): c is its group's number of entries that the mask leaves.
@@ -122,10 +123,9 @@ class Neighbours:
     @torch.inference_mode(False)
     def _side_of_head(self) -> Tensor:
         """The head of each group, int64 (G,), plus N where its relation is an inverse."""
-        inverses = self.parts[len(self.parts) // 2][1].start
-        place = self.group_head.clone()
-        place[inverses:] += len(self.head_bounds) - 1
-        return place
+        groups = torch.arange(len(self.group_head), device=self.group_head.device)
+        inverse = groups >= self.relation_groups[len(self.relation_groups) // 2]
+        return self.group_head + inverse * (len(self.head_bounds) - 1)
 
     def _left(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """1 for each entry that the mask leaves, else 0, int64 (E,), and their numbers by group, (G,)."""
@@ -179,14 +179,6 @@ def _sorted(graph: ContextGraph) -> Neighbours:
     head, relation, tail = (column.index_select(0, triple) for column in (head, relation, tail))
     key = relation * graph.num_entities + head
     group_key, group = torch.unique_consecutive(key, return_inverse=True)
-    group_relation = group_key // graph.num_entities
-    entry_bounds = bounds_of(relation, relations).tolist()
-    group_bounds = bounds_of(group_relation, relations).tolist()
-    first_entries = bounds_of(group, len(group_key))
-    parts = []
-    for r in range(relations):
-        entries, groups = (slice(bounds[r], bounds[r + 1]) for bounds in (entry_bounds, group_bounds))
-        parts.append((entries, groups, first_entries[groups.start : groups.stop + 1] - entries.start))
     return Neighbours(
         triple=triple,
         inverse=place.index_select(0, (triple + graph.num_triples) % max(count, 1)),
@@ -196,7 +188,8 @@ def _sorted(graph: ContextGraph) -> Neighbours:
         group_head=group_key % graph.num_entities,
         by_head=torch.argsort(head, stable=True),
         head_bounds=bounds_of(head, graph.num_entities),
-        parts=parts,
+        group_bounds=bounds_of(group, len(group_key)),
+        relation_groups=bounds_of(group_key // graph.num_entities, relations),
     )
 
 

@@ -8,6 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.models.base import RelationModel
+from lightcake_fast.models.batches import batches
 from lightcake_fast.models.neighbours import Neighbours, neighbours, sum_rows, threads_for
 from lightcake_fast.models.scorers import distmult
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
@@ -86,46 +87,48 @@ class RGCNLayer(nn.Module):
 
 
 class _RelationProducts(torch.autograd.Function):
-    """The sum over r of (A_r x) W_r, A_r the weighted adjacency: holds the rows of one relation at a time."""
+    """The sum over r of (A_r x) W_r, A_r the weighted adjacency: holds the rows of one batch at a time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrices: Tensor, weights: Tensor, found: Neighbours) -> Tensor:
         ctx.save_for_backward(x, matrices, weights)
         ctx.found = found
         out = torch.zeros_like(x)
-        for matrix, (entries, groups, bounds) in zip(matrices, found.parts, strict=True):
-            with threads_for(entries, x.shape[1]):
-                sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
-                out.index_add_(0, found.group_head[groups], _product(sums, matrix))
+        for batch in batches(found, x.shape[1], matrices[0].numel()):
+            with threads_for(batch.entries, x.shape[1]):
+                sums = sum_rows(x, found.tail[batch.entries], batch.bounds, weights[batch.entries])
+                batch.add_to_heads(out, _product(sums, matrices[batch.relations]))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, matrices, weights = ctx.saved_tensors
-        found, num_relations = ctx.found, len(matrices) // 2
-        inverse_weights = weights.index_select(0, found.inverse)
-        dx, dmatrices = torch.zeros_like(x), torch.empty_like(matrices)
-        for r, (matrix, (entries, groups, bounds)) in enumerate(zip(matrices, found.parts, strict=True)):
-            with threads_for(entries, x.shape[1]):
-                sums = sum_rows(x, found.tail[entries], bounds, weights[entries])
-                blocks, rows = len(matrix), g.index_select(0, found.group_head[groups])
-                torch.bmm(_blocks(sums, blocks).mT, _blocks(rows, blocks), out=dmatrices[r])
+        found, inverse_weights = ctx.found, weights.index_select(0, ctx.found.inverse)
+        dx, dmatrices = torch.zeros_like(x), torch.zeros_like(matrices)
+        for batch in batches(found, x.shape[1], matrices[0].numel()):
+            with threads_for(batch.entries, x.shape[1]):
+                tail, own = found.tail[batch.entries], matrices[batch.inverses]
+                sums = sum_rows(x, tail, batch.bounds, weights[batch.entries])
+                rows = _blocks(g.index_select(0, batch.heads), own)
+                products = torch.bmm(_blocks(sums, own).mT, rows)
+                batch.add_to_relations(dmatrices, products.view_as(own))
                 # A_r^T g: the neighbours under r are the heads under its inverse
-                entries, groups, bounds = found.parts[(r + num_relations) % (2 * num_relations)]
-                sums = sum_rows(g, found.tail[entries], bounds, inverse_weights[entries])
-                dx.index_add_(0, found.group_head[groups], _product(sums, matrix.mT))
+                sums = sum_rows(g, tail, batch.bounds, inverse_weights[batch.entries])
+                batch.add_to_heads(dx, _product(sums, own.mT))
         return dx, dmatrices, None, None
 
 
-def _blocks(rows: Tensor, blocks: int) -> Tensor:
-    """Rows (M, d) as (blocks, M, d / blocks)."""
-    return rows.view(len(rows), blocks, rows.shape[1] // blocks).transpose(0, 1)
+def _blocks(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Rows (M, d) by the block that they meet, (tiles blocks, M / tiles, d / blocks)."""
+    (blocks, width), tiles = matrices.shape[-3:-1], len(matrices) if matrices.ndim == 4 else 1
+    return rows.view(tiles, len(rows) // tiles, blocks, width).transpose(1, 2).flatten(0, 1)
 
 
-def _product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Rows (M, d) times a block-diagonal matrix given as (blocks, d / blocks, d / blocks)."""
-    return torch.bmm(_blocks(rows, len(matrix)), matrix).transpose(0, 1).reshape(rows.shape)
+def _product(rows: Tensor, matrices: Tensor) -> Tensor:
+    """Rows (M, d) times a block-diagonal matrix, (blocks, d / blocks, d / blocks) or one per tile."""
+    products = torch.bmm(_blocks(rows, matrices), matrices.flatten(0, -3))
+    return products.view(-1, matrices.shape[-3], *products.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
 class RGCN(RelationModel):
