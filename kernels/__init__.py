@@ -1,1 +1,1 @@
-"""Fused back ends of the context layer, on arrays alone: imports torch, triton, numba, numpy and itself."""
+"""Fused back ends of the context layer. They import only torch, triton, numba and numpy."""

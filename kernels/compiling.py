@@ -1,4 +1,4 @@
-"""The time that a thread waits for the compiler of the CPU passes, which the process says once."""
+"""Time that a thread waits for the compiler of the CPU passes, and a message about it (once per process)."""
 
 import functools
 import os
@@ -11,7 +11,10 @@ from typing import Any
 
 
 class _Clock(threading.local):
-    """The time for which a thread waits for the compiler: its own, since the others go on working."""
+    """Seconds that a thread waits for the compiler.
+
+    Each thread counts separately, because the others keep working.
+    """
 
     seconds = 0.0
     depth = 0
@@ -22,7 +25,7 @@ _clock = _Clock()
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Around what compiles if its result is not on disk: counted, and told once a process if it does."""
+    """Measure the time of a block that may compile. The first compilation in a process prints a message."""
     from numba.core import event
 
     start, outermost = time.monotonic(), not _clock.depth
@@ -37,13 +40,13 @@ def compiling() -> Iterator[None]:
 
 
 def seconds_compiling() -> float:
-    """How long this thread has waited for the compiler, or for its results on disk."""
+    """Return the seconds that this thread has waited for the compiler or for its results on disk."""
     return _clock.seconds
 
 
 @functools.cache
 def _notice() -> Any:
-    """Says why the first call waits; what is found on disk is not compiled."""
+    """Return a listener that prints why the first call waits. Results from disk do not trigger it."""
     from numba.core import event
 
     class Notice(event.Listener):  # type: ignore[misc]
@@ -51,7 +54,7 @@ def _notice() -> Any:
             _say()
 
         def on_end(self, _: Any) -> None:
-            """Nothing to say."""
+            """Do nothing: the message is printed at the start."""
 
     return Notice()
 

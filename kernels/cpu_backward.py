@@ -1,8 +1,7 @@
 """Backward of the context layer in Numba: row products, relation pass and entity pass.
 
-Everything d-wide is computed again; from the forward come the scores, each row's softmax (its maximum and one
-over its sum) and the new rows.
-Source: docs/op.md, "The gradient of one layer".
+The backward computes all d-wide values again. It reads from the forward only the scores, the softmax of each
+row (maximum and one over the sum) and the new rows. Source: docs/op.md, "The gradient of one layer".
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from lightcake_fast.kernels.scores import SCORES, has_planes
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROWS = 64  # rows of a task of the row products
-SUMMED = 32  # context triples whose gradients are summed before the rest is added
-BLOCK = 16  # raw triples whose weights are computed at once
-LINK = 4  # numbers that a context triple hands from the relation pass to the entity pass: the last is empty
-PLANES_LINK = 8  # with planes: the last two are empty
+ROWS = 64  # rows per task of the row products
+SUMMED = 32  # context triples whose gradients form one partial sum
+BLOCK = 16  # raw triples per block; their weights are computed together
+LINK = 4  # numbers per context triple from the relation pass to the entity pass; the last is unused
+PLANES_LINK = 8  # the same with planes; the last two are unused
 
 
 @Pass
 def row_dot_pass(width: int) -> Any:
-    """D = <g, x' - x> of each row: the part of dL/ds that all triples of a row share.
+    """D = <g, x' - x> of each row. All triples of a row share this part of dL/ds.
 
-    Without ``old`` rows the new ones are the differences themselves.
+    Without ``old`` rows, ``new`` already holds the differences.
     """
 
     def run(g, new, old, row_dot, tasks, counter):
@@ -59,7 +58,7 @@ def row_dot_pass(width: int) -> Any:
 
 @register_jitable(**FAST)
 def slope_weight(w):
-    """The weight as a factor of dL/ds: where a triple has all of a row's weight, X is D but for rounding."""
+    """The weight as a factor of dL/ds. At weight one it is zero: there X equals D except for rounding."""
     return w - w if w == 1 else w
 
 
@@ -67,12 +66,14 @@ def slope_weight(w):
 def relation_pass(width: int, block: NumbaBlock) -> Any:
     """dL/ds of each raw triple and its inverse, and each chunk's share of dL/dr of both.
 
-    With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). ``link`` has
-    four numbers a context triple, in relation order, each triple's before its inverse's, for the entity pass:
-    slope, beta and alpha. With planes dL/dw comes behind dL/dr, and ``link`` has eight: by how much the
-    relation leans, and the gradients of the projected head and tail along the normal. Where relations have no
-    context ``q`` is None: another compilation, without Y and beta. Rows moved a raw triple: e_h, e_t, g_h,
-    g_t.
+    With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). ``link`` passes
+    four numbers per context triple to the entity pass: slope, beta, alpha and one unused number. It is in
+    relation order, and each triple precedes its inverse. With planes, each part holds dL/dr and then dL/dw,
+    and ``link`` has eight numbers. The extra numbers are the coefficient c of the relation r + c w, and the
+    gradients of the projected head and tail along the normal.
+
+    If relations have no context, ``q`` is None. Numba compiles this case separately, without Y and beta. Rows
+    moved per raw triple: e_h, e_t, g_h, g_t.
     """
     phi_ent, phi_rel, slope, grad_r = block.phi_ent, block.phi_rel, block.slope, block.grad_r
     at, add, plus, dot, columns = block.at, block.add, block.plus, block.dot, block.columns
@@ -85,11 +86,12 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
     ):  # fmt: skip
         d = width if width > 0 else x.shape[1]
         zero, one = y.dtype.type(0), y.dtype.type(1)
-        block = BLOCK if d <= 128 else BLOCK // 2  # their rows stay in the first cache
+        block = BLOCK if d <= 128 else BLOCK // 2  # the rows of a block stay in the L1 cache
         w = np.zeros((18, BLOCK), y.dtype)
         own_a, own_b, of_a, of_b, factor_a, factor_b = w[0], w[1], w[2], w[3], w[4], w[5]
         alpha_a, alpha_b, beta_a, beta_b = w[6], w[7], w[8], w[9]
-        # with planes, along the normals: t - h, the tail, the gradient of the head's row, of the projected h
+        # With planes, products with the normal: t - h, the tail, the gradient of the head row, the gradient
+        # of the projected h.
         lean_a, lean_b, tail_a, tail_b = w[10], w[11], w[12], w[13]
         pull_a, pull_b, turn_a, turn_b = w[14], w[15], w[16], w[17]
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
@@ -110,7 +112,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
             for first in range(start, end, block):
                 last = min(first + block, end)
                 for e0 in range(first, last, 2):
-                    e1 = min(e0 + 1, last - 1)  # past the end the last triple is taken again
+                    e1 = min(e0 + 1, last - 1)  # past the end the loop reads the last triple again
                     i0, i1, j0, j1 = head[e0], head[e1], tail[e0], tail[e1]
                     m0, m1 = e0 - first, e1 - first
                     if planes:
@@ -147,7 +149,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                             rel_b1 += dot(phi_rel(t, h), at(q, back, k))
                     own_a[m0], of_a[m0], own_b[m0], of_b[m0] = ent_a0, rel_a0, ent_b0, rel_b0
                     own_a[m1], of_a[m1], own_b[m1], of_b[m1] = ent_a1, rel_a1, ent_b1, rel_b1
-                for m in range(last - first):  # what is gathered, before arithmetic that LLVM vectorizes
+                for m in range(last - first):  # gather first, so that LLVM can vectorize the arithmetic below
                     i, j, n = head[first + m], tail[first + m], 2 * (first + m)
                     alpha_a[m], alpha_b[m] = s[n] - norm_x[i, 0], s[n + 1] - norm_x[j, 0]
                     factor_a[m], factor_b[m] = norm_x[i, 1], norm_x[j, 1]
@@ -157,7 +159,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                         of_a[m], of_b[m] = of_a[m] - row_dot_y[row], of_b[m] - row_dot_y[back]
                         if planes:
                             of_a[m], of_b[m] = of_a[m] - lean_a[m] * q_a, of_b[m] - lean_b[m] * q_b
-                # always as many, without a remainder for scalars; the rest is not read
+                # a fixed count, so that no scalar remainder loop is needed; the extra entries are not read
                 for m in range(BLOCK):
                     alpha_a[m], alpha_b[m] = exp(alpha_a[m]) * factor_a[m], exp(alpha_b[m]) * factor_b[m]
                     own_a[m] = slope_weight(alpha_a[m]) * own_a[m]
@@ -227,11 +229,11 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
 
 @Pass
 def entity_pass(width: int, block: NumbaBlock) -> Any:
-    """dL/dh: each context triple as its head's, its inverse as its tail's, in one sweep.
+    """dL/dh: each context triple for its head and the inverse for its tail, in one sweep.
 
-    The gradients ``own_rows`` are added last, unless there are none, and triples by sums of some: one after
-    the other, numbers that are small beside a sum lose their digits in it. Rows moved a context triple: e_t,
-    g_t; a row's own e_h, g_h and result beside them.
+    Gradients are summed in groups of ``SUMMED`` triples. Adding each one to a large sum would lose the digits
+    of small numbers. The gradients ``own_rows`` are added last, if there are any. Rows moved per context
+    triple: e_t, g_t. Rows moved per row: e_h, g_h and the result.
     """
     grad_h, grad_t, columns = block.grad_h, block.grad_t, block.columns
     at, add, plus, zeros = block.at, block.add, block.plus, block.zeros
@@ -249,7 +251,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
         n = next_task(counter)
         while n < tasks:
             base, last = chunk[task[n]], chunk[task[n + 1]]
-            # the cache misses of all links at once, not one by one between the rows
+            # load all links at once, so that their cache misses do not fall between the rows
             for e in range(base, last):
                 own, inverse, m = stride * record[e], stride * (record[e] ^ 1), e - base
                 handed[m, 0], handed[m, 1] = link[own], link[own + 1]
@@ -328,21 +330,21 @@ def backward(
     partial: bool = False,
     gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
+    """Compute dL/dx [N, d] and dL/dy [2R, d] from the new rows' gradients g, q and the results of forward.
 
-    With planes y, q and dL/dy are [2R, 2 d]. A row without a live triple, or outside the context, has maximum
-    +inf: its weights are zero. Without ``residual`` the new rows are what x and y gain. With ``partial``
-    dL/dy leaves out q: relations have other triples elsewhere.
+    With planes, y, q and dL/dy have shape [2R, 2 d]. A row without a live triple or outside the context has
+    maximum +inf, so its weights are zero. Without ``residual``, new_x and new_y are the sums alone. With
+    ``partial``, dL/dy leaves out q, because other workers hold more triples of the relations.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     read = x if gathered is None else gathered
     row_dot_x, row_dot_y = x.new_empty(len(x)), x.new_empty(len(y))
     row_dot_pass(width, -(-len(x) // ROWS), g, new_x, x if residual else x[:0], row_dot_x)
-    # to normals nothing is added
+    # the layer adds nothing to the normals
     of_y = (rows[:, :width].contiguous() for rows in (q, new_y, y if residual else y[:0]))
     row_dot_pass(width, -(-len(y) // ROWS), *of_y, row_dot_y)
     own_g, own_q = g if residual else g[:0], q if residual and not partial else q[:0]
-    # of relations that all weigh their triples zero no gradient comes
+    # if all relations have weight zero for all triples, no gradient passes through q
     through_q = None if bool((norm_y[:, 0] == math.inf).all()) else q
 
     stride = PLANES_LINK if has_planes(SCORES[score]) else LINK

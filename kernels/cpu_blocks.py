@@ -1,4 +1,4 @@
-"""A score's block in Numba's form: its functions compiled, and the tuples of columns that they work on."""
+"""The block of a score for Numba: compiled functions, and the tuples of columns that they work on."""
 
 import functools
 import hashlib
@@ -20,34 +20,34 @@ Function = Callable[..., Any]
 
 
 class NumbaBlock(NamedTuple):
-    """What the passes call: ``values`` are tuples of ``columns`` numbers.
+    """Functions that the passes call. ``values`` are tuples of ``columns`` numbers.
 
-    A pass takes the functions that it uses out of here by name: Numba compiles names, not attributes.
+    A pass first assigns the functions to local names, because Numba compiles names and not attributes.
     """
 
-    name: str  # of the score, for symbols and files
-    digest: str | None  # of what the block's functions do; None where that cannot be told
+    name: str  # name of the score, used in symbols and files
+    digest: str | None  # digest of the code of the block's functions; None if it cannot be computed
     columns: int
-    planes: bool  # relations have normals, behind their own row
+    planes: bool  # each relation row is followed by a normal
     psi_term: Function
-    psi: Function  # of the total
-    slope: Function  # (delta, psi): dL/dpsi made into the factor of the gradients
+    psi: Function  # psi(total)
+    slope: Function  # (delta, psi): converts dL/dpsi to the factor of the gradients
     phi_ent: Function
     phi_rel: Function
     grad_h: Function
     grad_r: Function
     grad_t: Function
     at: Function  # (rows, i, k): entry k of row i
-    lean: Function  # (values, rows, i, k, by): with planes, plus ``by`` times that of row i's normal
-    add: Function  # (rows, i, k, values): added to entry k of row i
+    lean: Function  # (values, rows, i, k, by): values; with planes, plus ``by`` times the normal of row i
+    add: Function  # (rows, i, k, values): adds the values to entry k of row i
     plus: Function  # (values, values)
     times: Function  # (weight, values)
-    dot: Function  # (values, values): a number
-    zeros: Function  # (zero): values that are that number
+    dot: Function  # (values, values): returns a number
+    zeros: Function  # (zero): values that are all this number
 
     @classmethod
     def of(cls, score: str, width: int) -> "NumbaBlock":
-        """The block of a score, for rows of a width known now, or of any (0)."""
+        """Return the block of a score for rows of a fixed width, or of any width (0)."""
         return _made(re.sub(r"\W", "_", score), SCORES[score], width)
 
 
@@ -56,7 +56,7 @@ _compiled_within = register_jitable(**FAST)
 
 @functools.cache
 def _jitable(function: Function) -> Function:
-    """Let Numba compile a function of a block into its callers, and the plain functions that it calls."""
+    """Make a function of a block, and the functions that it calls, available to compiled callers."""
     for used in _used(function):
         if isinstance(used, FunctionType):
             _jitable(used)
@@ -65,7 +65,7 @@ def _jitable(function: Function) -> Function:
 
 @functools.cache
 def _made(name: str, block: Any, width: int) -> NumbaBlock:
-    """Made once for all passes: Numba compiles a function once for each object."""
+    """Build a block once for all passes: Numba compiles a function again for each new function object."""
     said = ("psi_term", "phi_ent", "phi_rel", "grad_h", "grad_r", "grad_t")
     made = {
         **{name: _of_the_rows_type(getattr(block, name)) for name in said if _widens(getattr(block, name))},
@@ -74,7 +74,7 @@ def _made(name: str, block: Any, width: int) -> NumbaBlock:
         **{1: _one_column, 2: _two_columns}[block.columns](width),
     }
     made["lean"] = _lean(has_planes(block), width)
-    for function_name, function in made.items():  # two of them must not be one symbol
+    for function_name, function in made.items():  # two functions must not share a symbol
         function.__qualname__ = f"{name}_{width}_{function_name}"
     return NumbaBlock(
         name=name,
@@ -87,20 +87,23 @@ def _made(name: str, block: Any, width: int) -> NumbaBlock:
 
 
 def _widens(function: Function) -> bool:
-    """Whether a number is written in a function of a block, or in those that it calls."""
+    """Return whether a function of a block, or a function that it calls, contains a float constant."""
     used = _used(function)
     numbers = any(isinstance(thing, float) for thing in (*function.__code__.co_consts, *used))
     return numbers or any(_widens(inner) for inner in used if isinstance(inner, FunctionType))
 
 
 def _of_the_rows_type(function: Function) -> Function:
-    """The same with results of the type of the rows, which a constant in it would widen; its last is t."""
+    """Wrap a function so that its result has the dtype of the rows. A float constant would widen it.
+
+    The dtype is read from the last argument, t.
+    """
     compiled = _jitable(function)
     return lambda *arguments: typed(compiled(*arguments), arguments[-1][0])
 
 
 def typed(values, number):
-    """A number or a tuple of columns in the type of ``number``."""
+    """Convert a number or a tuple of columns to the dtype of ``number``."""
     return values
 
 
@@ -125,7 +128,10 @@ def _slope(factor: Function | None) -> Function:
 
 
 def where(condition: Any, value: Any, otherwise: Any) -> Any:
-    """``value`` where the condition holds; of the type of ``otherwise``, so that no constant widens it."""
+    """``value`` where the condition holds.
+
+    The result has the dtype of ``otherwise``, so no constant widens it.
+    """
     return value if condition else otherwise
 
 
@@ -192,13 +198,13 @@ def _lean(planes: bool, width: int) -> Function:
 
 @_compiled_within
 def normal(relations, i, k, width):
-    """Entry k of the normal of relation i, whose row is [r | normal]."""
+    """Entry k of the normal of relation i. The relation row is [r | normal]."""
     return relations[i, k + width]
 
 
 @_compiled_within
 def along(x, i, relations, row, width):
-    """The length of row i of entities along a relation's normal."""
+    """Dot product of the entity row i and the normal of a relation."""
     total = relations.dtype.type(0)
     for k in range(width):
         total += number(x, i, k) * normal(relations, row, k, width)
@@ -207,7 +213,7 @@ def along(x, i, relations, row, width):
 
 @_compiled_within
 def own_products(relations, row, width):
-    """<w, w> and <r, w> of a relation's row [r | w]."""
+    """<w, w> and <r, w> of a relation row [r | w]."""
     square, product = relations.dtype.type(0), relations.dtype.type(0)
     for k in range(width):
         w = normal(relations, row, k, width)
@@ -218,7 +224,7 @@ def own_products(relations, row, width):
 
 @_compiled_within
 def along_from(x, i, j, relations, row, width):
-    """That of the way from row i to row j."""
+    """Dot product of (row j - row i) and the normal of a relation."""
     total = relations.dtype.type(0)
     for k in range(width):
         total += (number(x, j, k) - number(x, i, k)) * normal(relations, row, k, width)
@@ -226,10 +232,11 @@ def along_from(x, i, j, relations, row, width):
 
 
 def digest_of(*functions: Any) -> str | None:
-    """A digest of what functions do: their code, and the numbers and functions that it uses.
+    """Digest of functions: their code and the constants and functions that they use.
 
     Returns:
-        None where they use something else, whose changes could not be seen: no machine code is kept then.
+        None if a function uses any other object, because a change of that object would not be seen. Then no
+        machine code is kept on disk.
     """
     digest, seen = hashlib.sha256(), set[int]()
 
@@ -258,12 +265,12 @@ def digest_of(*functions: Any) -> str | None:
 
 
 def _used(function: Any) -> list[Any]:
-    """What a function finds in its closure and its module."""
+    """Return the objects that a function reads from its closure and its module."""
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     return cells + [function.__globals__[n] for n in _names(function.__code__) if n in function.__globals__]
 
 
 def _names(code: CodeType) -> list[str]:
-    """The names that a function's code and the functions within it look up."""
+    """Return the names that the code of a function and of its inner functions looks up."""
     inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
     return [*code.co_names, *inner]

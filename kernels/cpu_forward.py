@@ -1,4 +1,4 @@
-"""Forward of the context layer in Numba: relation pass and entity pass, no E x d array."""
+"""Forward of the context layer in Numba: relation pass and entity pass. No array has shape E x d."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from lightcake_fast.kernels.scores import SCORES, has_planes
 if TYPE_CHECKING:
     from torch import Tensor
 
-BLOCK = 16  # raw triples whose weights are computed at once
+BLOCK = 16  # raw triples per block; their weights are computed together
 
 
 @Pass
 def relation_pass(width: int, block: NumbaBlock) -> Any:
     """Both scores of each raw triple, and each chunk's share of its two relation sums.
 
-    Triples (h, r, t) and (t, r + R, h) are settled together, a block of raw triples at a time: their entity
-    rows stay in the first cache between the dot products and the sums. The running maximum of the
-    online softmax moves seldom, so rescaling costs little. A chunk whose triples are all masked has a
-    total of zero; a NaN among its scores makes it NaN. ``mask`` has ``ways`` numbers a raw triple: none, one,
-    or one for the triple and one for its inverse. Rows moved a raw triple: e_h, e_t.
+    A triple (h, r, t) and its inverse (t, r + R, h) are processed together, one block of raw triples at a
+    time. The entity rows of a block stay in the L1 cache between the dot products and the sums. The running
+    maximum of the online softmax changes rarely, so rescaling is cheap.
+
+    A chunk with only masked triples has a total of zero. A NaN score makes the total NaN. ``mask`` has
+    ``ways`` numbers per raw triple: 0 (no mask), 1, or 2 (one for the triple and one for its inverse). Rows
+    moved per raw triple: e_h, e_t.
     """
     psi_term, psi, phi_rel, columns = block.psi_term, block.psi, block.phi_rel, block.columns
     at, add, plus, times = block.at, block.add, block.plus, block.times
@@ -44,7 +46,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
         zero, low = real(0), real(-np.inf)
         short, num_relations = d * x.itemsize < LONG_ROW, y.shape[0] // 2
         weight_a, weight_b = np.empty(BLOCK, y.dtype), np.empty(BLOCK, y.dtype)
-        lean_a, lean_b = np.zeros(BLOCK, y.dtype), np.zeros(BLOCK, y.dtype)  # with planes
+        lean_a, lean_b = np.zeros(BLOCK, y.dtype), np.zeros(BLOCK, y.dtype)  # used only with planes
         p = next_task(counter)
         while p < tasks:
             row = chunk_row[p]
@@ -59,7 +61,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
             for first in range(start, end, BLOCK):
                 last = min(first + BLOCK, end)
                 for e0 in range(first, last, 4):
-                    # past the end the last triple is taken again
+                    # past the end the loop reads the last triple again
                     e1, e2, e3 = min(e0 + 1, last - 1), min(e0 + 2, last - 1), min(e0 + 3, last - 1)
                     i0, i1, i2, i3 = head[e0], head[e1], head[e2], head[e3]
                     j0, j1, j2, j3 = tail[e0], tail[e1], tail[e2], tail[e3]
@@ -120,7 +122,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
                         part[p_back, k] *= factor
                     top_b = new_b
                 shift_a, shift_b = top_a if top_a > low else zero, top_b if top_b > low else zero
-                for m in range(BLOCK):  # always as many, so that no remainder is left to scalars
+                for m in range(BLOCK):  # a fixed count, so that LLVM needs no scalar remainder loop
                     e = min(first + m, last - 1)
                     weight_a[m], weight_b[m] = exp(s[2 * e] - shift_a), exp(s[2 * e + 1] - shift_b)
                 for m in range(last - first, BLOCK):
@@ -169,10 +171,10 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
 
 @Pass
 def entity_pass(width: int, block: NumbaBlock) -> Any:
-    """The weighted sum over each head's context: from stored scores, without a dot product.
+    """The weighted sum over each head's context, from stored scores and without a dot product.
 
-    It is added to the rows ``own_rows``, unless there are none. Rows moved a context triple: e_t; a row's own
-    e_h and result beside them.
+    The sum is added to the rows ``own_rows`` if there are any. Rows moved per context triple: e_t. Rows moved
+    per row: e_h and the result.
     """
     phi_ent, columns = block.phi_ent, block.columns
     at, add, plus, times = block.at, block.add, block.plus, block.times
@@ -210,7 +212,7 @@ def entity_pass(width: int, block: NumbaBlock) -> Any:
                 for k in range(d):
                     target[to, k] = zero
                 for e0 in range(start, end, 4):
-                    # past the end the last triple is taken again, with weight zero
+                    # past the end the loop reads the last triple again, with weight zero
                     e1, e2, e3 = min(e0 + 1, end - 1), min(e0 + 2, end - 1), min(e0 + 3, end - 1)
                     i0, i1, i2, i3 = relation[e0], relation[e1], relation[e2], relation[e3]
                     j0, j1, j2, j3 = tail[e0], tail[e1], tail[e2], tail[e3]
@@ -259,17 +261,32 @@ def forward(
     partial: bool = False,
     gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The layer on contiguous CPU rows x [N, d] and y [2R, d], with planes [2R, 2 d].
+    """Run the layer on contiguous CPU rows.
 
-    Context triples read ``gathered`` [N, d], a bfloat16 copy of x or one as wide as x; None stands for x.
-    The mask has shape [T], or [T, 2] for a triple and its inverse each on its own. With ``partial`` relations
-    have other triples elsewhere: their new rows are the weighted means alone, without y.
+    Args:
+        x: entities [N, d].
+        y: relations [2R, d], or [2R, 2 d] with planes.
+        plan: the order of work.
+        mask: bool [T], or [T, 2] for separate values of a triple and its inverse. True masks a triple.
+        score: a key of ``SCORES``.
+        context: "both", "entity" or "relation".
+        residual: False returns only the sums that are added to x and y.
+        partial: True if other workers hold more triples of the relations. Then the new relation rows are the
+            weighted means alone, without y.
+        gathered: rows [N, d] that context triples read in place of x: a bfloat16 copy of x, or a table with
+            the
+            dtype of x.
 
     Returns:
-        New x and y, or without ``residual`` what they gain; the scores [E] in relation order, each triple's
-        before its inverse's, -inf where masked; each row's maximum and one over its sum of exp(s - maximum),
-        [N, 2] and [2R, 2], whose product with exp(s - maximum) is the weight everywhere: the maximum is +inf
-        for a row without a live triple or outside the context.
+        The new x and y (the sums alone without ``residual``), the scores, and two softmax tables. The scores
+        [E]
+        are in relation order: each triple precedes its inverse, and a masked triple has -inf. The softmax
+            tables
+        [N, 2] and [2R, 2] hold the maximum of each row and one over its sum of exp(s - maximum). The weight
+        of a
+        triple is exp(s - maximum) times the second number. The maximum is +inf for a row without a live
+        triple or
+        outside the context.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     with_entities, with_relations = context != "relation", context != "entity"
@@ -283,7 +300,7 @@ def forward(
         0 if mask is None else mask.ndim, with_relations,
         s, part, top, total, score=score,
     )  # fmt: skip
-    own_rows = y[:, :width].contiguous()  # all of y without planes
+    own_rows = y[:, :width].contiguous()  # without planes this is all of y
     own_x, own_y = x if residual else x[:0], own_rows if residual and not partial else own_rows[:0]
     new_x, new_y = _results(x, with_entities, residual), _results(own_rows, with_relations, residual)
     norm_x = x.new_empty(len(x), 2) if with_entities else _no_weights(x)
@@ -305,31 +322,31 @@ def forward(
             width, len(plan.cut_row),
             new_x, own_x, plan.cut_row, plan.cut_slot, part, top, total, norm_x,
         )  # fmt: skip
-    if has_planes(SCORES[score]):  # nothing is added to the normals
+    if has_planes(SCORES[score]):  # the layer adds nothing to the normals
         sums, new_y = new_y, _results(y, False, residual and not (partial and with_relations))
         new_y[:, :width] = sums
     return new_x, new_y, s, norm_x, norm_y
 
 
 def scores_as_given(s: Tensor, plan: Plan) -> Tensor:
-    """The scores [E] that ``forward`` returned, of the triples in the order given, then of their inverses."""
+    """Return the scores [E] of ``forward`` in the given order: first all triples, then their inverses."""
     given = s.new_empty(s.shape)
     given[plan.triple], given[plan.triple + len(plan.triple)] = s[0::2], s[1::2]
     return given
 
 
 def _results(rows: Tensor, written: bool, residual: bool) -> Tensor:
-    """Fresh memory where the passes write all of it, else rows that gain nothing."""
+    """Return uninitialized memory if the passes write all of it, else the rows without a change."""
     if written:
         return new_result(rows, *rows.shape)
     return rows.clone() if residual else rows.new_zeros(rows.shape)
 
 
 def _no_weights(rows: Tensor) -> Tensor:
-    """The softmax's maximum and factor [N, 2] of rows whose triples all weigh zero."""
+    """Return the softmax table [N, 2] (maximum, factor) of rows with weight zero for all triples."""
     return rows.new_tensor([math.inf, 0]).repeat(len(rows), 1)
 
 
 def _parts(x: Tensor, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for the sums, maxima and totals of chunks."""
+    """Allocate the sums, maxima and totals of chunks."""
     return x.new_empty(slots, x.shape[1]), x.new_empty(slots), x.new_empty(slots)

@@ -1,4 +1,4 @@
-"""How the Numba passes calculate, their exponential and 16-bit numbers: arithmetic that LLVM vectorizes."""
+"""Arithmetic of the Numba passes: an exponential and 16-bit numbers that LLVM can vectorize."""
 
 import math
 from typing import Any
@@ -8,12 +8,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic, overload
 
-# Sums may be reordered and multiplies fused; infinities and NaN keep their meaning (masks score -inf).
+# LLVM may reorder sums and fuse multiplies. It must keep infinities and NaN, because masked scores are -inf.
 FAST: dict[str, Any] = {
     "fastmath": {"reassoc", "contract", "arcp", "nsz", "afn"},
     "error_model": "numpy",
     "boundscheck": False,
-    "no_cfunc_wrapper": True,  # for callers in C, which there are none of: a tenth of the time to compile
+    "no_cfunc_wrapper": True,  # no C code calls the passes; this saves a tenth of the compile time
 }
 
 # Source: the coefficients of expf in Cephes (S. Moshier), for |r| <= ln(2) / 2.
@@ -22,15 +22,16 @@ C6, C5, C4, C3, C2, C1 = (
     for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 )
 LOG2_E, LN_2, HALF, ONE = (np.float32(c) for c in (1.44269504088896341, 0.69314718055994531, 0.5, 1.0))
-LEAST = np.float32(-88)  # exp of it has k = -127, whose power of two below is zero
+LEAST = np.float32(-88)  # here k = -127, and the power of two below is zero
 
 
 def exp(x: Any) -> Any:
-    """e^x for x <= 88, in float32 within 4e-7 of it (2e-7 from -20), and zero below -87.7.
+    """e^x for x <= 88 in float32, with an error of at most 4e-7 (2e-7 from x = -20).
 
-    -inf gives zero, NaN NaN.
+    The result is zero for x < -87.7 and for -inf. NaN gives NaN.
 
-    A call of libm takes ten times as long as one of sixteen lanes: the weights would cost what the rows do.
+    A scalar call of libm takes ten times as long as one call on sixteen vector lanes. With libm the weights
+    would take as much time as the rows.
     """
     return math.exp(x)
 
@@ -52,7 +53,7 @@ def _exp(x: Any) -> Any:
 
 @intrinsic
 def _power_of_two(typing_context: Any, k: Any) -> Any:
-    """2^k for a whole number k from -126 to 127, zero for -127."""
+    """2^k for an integer k from -126 to 127, and zero for -127."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         integer = ir.IntType(32)
@@ -63,9 +64,9 @@ def _power_of_two(typing_context: Any, k: Any) -> Any:
 
 
 def number(rows: Any, i: Any, k: Any) -> Any:
-    """Entry k of row i. Rows of bfloat16, a type that Numba lacks, come as int16 and give float32.
+    """Entry k of row i. Numba has no bfloat16: such rows arrive as int16 and are returned as float32.
 
-    They are the upper halves of float32 numbers: a shift widens them on any processor.
+    A bfloat16 number is the upper half of a float32 number, so a shift converts it on any processor.
     """
     return rows[i, k]
 
@@ -83,7 +84,7 @@ def _number(rows: Any, i: Any, k: Any) -> Any:
 
 @intrinsic
 def _with_upper_half(typing_context: Any, half: Any) -> Any:
-    """The float32 whose upper 16 bits these are, the others zero."""
+    """The float32 number with these upper 16 bits and a lower half of zeros."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         integer = ir.IntType(32)

@@ -1,4 +1,7 @@
-"""Rows that were cut into chunks, from their parts in the order of the chunks: the same on any threads."""
+"""Merge the parts of rows that were cut into chunks.
+
+The parts are added in the order of the chunks, so the result does not depend on the number of threads.
+"""
 
 import math
 from typing import Any
@@ -10,11 +13,11 @@ from lightcake_fast.kernels.cpu_compiler import light_pass, next_task
 
 @light_pass
 def merge_pass(width: int) -> Any:
-    """Softmax-weighted sums of cut rows, to which rows ``own`` are added, unless there are none.
+    """Softmax-weighted sums of cut rows. The rows ``own`` are added if there are any.
 
-    It goes by the total of a part: zero where the chunk has nothing live, NaN where it has a NaN among its
-    scores, and then so is the row. ``norm`` gets the row's maximum, +inf without a live part, and one over
-    its total.
+    The total of a part decides whether the part counts. It is zero if the chunk has no live triple. It is NaN
+    if the chunk has a NaN score, and then the row is NaN too. ``norm`` receives the maximum of the row (+inf
+    without a live part) and one over its total.
     """
 
     def run(out, own, row_of, bounds, part, part_top, part_total, norm, tasks, counter):
@@ -44,7 +47,7 @@ def merge_pass(width: int) -> Any:
 
 @light_pass
 def sum_pass(width: int) -> Any:
-    """Plain sums of cut rows' parts; ``own`` rows are added, unless there are none."""
+    """Plain sums of the parts of cut rows. The rows ``own`` are added if there are any."""
 
     def run(out, own, row_of, bounds, part, tasks, counter):
         d = width if width > 0 else out.shape[1]

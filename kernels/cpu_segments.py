@@ -4,8 +4,9 @@
     ds_e  = w_e (<g_m, v_i(e)> - D_m)      D_m = <g_m, out_m>
     dv_i  = sum w_e g_m(e) over the entries that gather row i
 
-Of H heads, row i of a table has H rows of d columns from i * H on, and entry e as many scores. A thread takes
-the heads of a chunk one after another, while its rows are near. No E x d array; every sum has a fixed order.
+With H heads, row i of a table consists of H rows of d columns, starting at row i * H. Each entry has H
+scores. A thread processes the heads of a chunk one after another, while the rows are in the cache. No array
+has shape E x d, and every sum has a fixed order.
 """
 
 import math
@@ -22,7 +23,7 @@ from lightcake_fast.kernels.segment_plan import TASK, SegmentPlan, cut_heads
 
 @Pass
 def softmax_pass(width: int) -> Any:
-    """The weighted sum over each segment, by a softmax whose weights are never stored."""
+    """The weighted sum over each segment. The softmax weights are never stored."""
 
     def run(s, values, index, chunk, out, norm, part, part_top, part_total, heads, slots, tasks, counter):
         d = width if width > 0 else values.shape[1]
@@ -37,11 +38,11 @@ def softmax_pass(width: int) -> Any:
                 end, top, total = start + length, low, zero
                 for e in range(start, end):
                     top = max(top, s[e, h])
-                top = top if top > low else zero  # all left out, or none of them a number
+                top = top if top > low else zero  # all scores are masked or NaN
                 for k in range(d):
                     target[to, k] = zero
                 for e0 in range(start, end, 4):
-                    # past the end the last entry is taken again, with weight zero
+                    # past the end the loop reads the last entry again, with weight zero
                     e1, e2, e3 = min(e0 + 1, end - 1), min(e0 + 2, end - 1), min(e0 + 3, end - 1)
                     i0, i1 = index[e0] * heads + h, index[e1] * heads + h
                     i2, i3 = index[e2] * heads + h, index[e3] * heads + h
@@ -68,7 +69,7 @@ def softmax_pass(width: int) -> Any:
 
 @Pass
 def slope_pass(width: int) -> Any:
-    """Each entry's weight and ds: one dot product an entry."""
+    """The weight and ds of each entry, with one dot product per entry."""
 
     def run(g, s, norm, out, values, index, chunk, w, slope, heads, tasks, counter):
         d = width if width > 0 else values.shape[1]
@@ -95,7 +96,7 @@ def slope_pass(width: int) -> Any:
                     w0, w1 = math.exp(s[e0, h] - top) * factor, math.exp(s[e1, h] - top) * factor
                     w2, w3 = math.exp(s[e2, h] - top) * factor, math.exp(s[e3, h] - top) * factor
                     w[e0, h], w[e1, h], w[e2, h], w[e3, h] = w0, w1, w2, w3
-                    # where an entry has all the weight the two are equal but for rounding
+                    # if one entry has all the weight, both terms are equal except for rounding
                     slope[e0, h] = w0 * (x0 - row_dot) if w0 != 1 else zero
                     slope[e1, h] = w1 * (x1 - row_dot) if w1 != 1 else zero
                     slope[e2, h] = w2 * (x2 - row_dot) if w2 != 1 else zero
@@ -107,7 +108,7 @@ def slope_pass(width: int) -> Any:
 
 @Pass
 def gather_pass(width: int) -> Any:
-    """The gradient dv of each row, over the entries that gather it."""
+    """The gradient dv of each row, summed over the entries that gather the row."""
 
     def run(g, w, entry, segment, chunk, out, part, heads, slots, tasks, counter):
         d = width if width > 0 else g.shape[1]
@@ -137,9 +138,18 @@ def gather_pass(width: int) -> Any:
 
 
 def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> tuple[Tensor, Tensor]:
-    """The sums [M, H, d]; a segment's maximum, +inf without a live entry, and one over its total [M, H, 2].
+    """Compute the sums and the softmax of each segment.
 
-    Scores [E, H] and values [N, H, d] are contiguous and of one type.
+    Args:
+        s: scores [E, H], contiguous.
+        values: rows [N, H, d], contiguous, same dtype as the scores.
+        plan: the order of work.
+        num_segments: M.
+
+    Returns:
+        The sums [M, H, d], and per segment the maximum and one over the total [M, H, 2]. The maximum is +inf
+        if
+        the segment has no live entry.
     """
     (heads, width), chunks, slots = values.shape[1:], len(plan.chunk), len(plan.part_row)
     out, norm = values.new_empty(num_segments * heads, width), values.new_empty(num_segments * heads, 2)
@@ -157,7 +167,7 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
 def backward(
     g: Tensor, s: Tensor, values: Tensor, out: Tensor, norm: Tensor, plan: SegmentPlan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients ds [E, H] from the sums alone, dv [N, H, d] and the weights [E, H]."""
+    """Compute the gradients ds [E, H] (through the sums only) and dv [N, H, d], and the weights [E, H]."""
     (heads, width), chunks, index_chunks = values.shape[1:], len(plan.chunk), len(plan.index_chunk)
     g, rows = g.view(-1, width), values.view(-1, width)
     w, slope, grad_rows = torch.empty_like(s), torch.empty_like(s), torch.empty_like(rows)

@@ -1,8 +1,8 @@
-"""Compiles the passes that a layer lacks in several processes.
+"""Compile the missing passes of a layer in several processes.
 
-Numba lets one thread of a process compile at a time. A helper process puts what it compiles into the cache on
-disk, where this one finds it. What is not there, because a helper failed or was ended, this one compiles when
-it comes to it.
+Only one thread of a process can compile with Numba at a time. A helper process compiles passes into the cache
+on disk, and this process loads them from there. If a helper fails or is stopped, this process compiles the
+missing passes when it needs them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from lightcake_fast.kernels.compiling import compiling
 from lightcake_fast.kernels.cpu_compiler import Pass, PassCache, fixed_width
 from lightcake_fast.kernels.scores import SCORES
 
-MOST_PROCESSES = 3  # for either of the long passes, and for the rest
-START = 0.4  # seconds by which helpers begin to compile later than this process
-PATIENCE = 120  # seconds that a helper may take when this process is done
+MOST_PROCESSES = 3  # one process per long pass and one for the rest
+START = 0.4  # seconds that a helper needs before it can compile
+PATIENCE = 120  # seconds to wait for a helper after this process is done
 _NOWHERE = subprocess.DEVNULL
 
-# what the passes of a layer take, by the names of their arguments: types and dimensions
+# arguments of the passes of a layer: dtype and number of dimensions, by argument name
 _ARGUMENTS = {
     ("int32", 1): "head tail triple chunk_row relation record chunk_slot row_of",
     ("int64", 1): "chunk task bounds counter",
@@ -53,24 +53,24 @@ compile_share(sys.argv[1])
 
 
 class Kind(NamedTuple):
-    """What the passes of a layer are compiled for."""
+    """The configuration that the passes of a layer are compiled for."""
 
     score: str
-    width: int  # 0 where they read it from the arrays
-    rows: str  # NumPy's name of the rows' type
-    read: str  # that of the entities that context triples read; int16 stands for bfloat16
-    relations: bool = True  # whether they have a context, whose gradient the backward then goes through
+    width: int  # 0 if the passes read the width from the arrays
+    rows: str  # NumPy's name of the dtype of the rows
+    read: str  # dtype of the entities that context triples read; int16 stands for bfloat16
+    relations: bool = True  # whether relations have a context: then the backward computes its gradient
 
 
 class LayerPass(NamedTuple):
-    """A pass by its name, as helpers are told of it."""
+    """A pass by module and name, in the form that is sent to helpers."""
 
     module: str
     name: str
-    seconds: float  # that it compiles, by which passes are shared out
+    seconds: float  # compile time; passes are distributed by it
 
     def is_missing(self, kind: Kind) -> bool:
-        """Whether it could be kept on disk and is not."""
+        """Return whether the pass can be cached on disk but is missing there."""
         function, signature = self._declared(kind)
         cache = function._cache
         if not isinstance(cache, PassCache) or signature in function.overloads:
@@ -78,7 +78,7 @@ class LayerPass(NamedTuple):
         return not cache.holds(signature, function.targetctx)
 
     def compile(self, kind: Kind) -> None:
-        """Compile it, and keep it on disk."""
+        """Compile the pass and save it on disk."""
         _, signature = self._declared(kind)
         self._pass().compile(*self._key(kind), signature)
 
@@ -92,7 +92,7 @@ class LayerPass(NamedTuple):
         return kind.score, kind.width, kind.read, self in BACKWARD and not kind.relations
 
     def _declared(self, kind: Kind) -> tuple[Any, tuple[Any, ...]]:
-        """The function to compile and the types of its arguments."""
+        """Return the function to compile and the types of its arguments."""
         *_, less = key = self._key(kind)
         function = self._pass().function(*key)
         code = function.py_func.__code__
@@ -127,20 +127,22 @@ _seen = set[tuple[Kind, bool]]()
 def compile_layer(
     score: str, width: int, rows: str, read: str, *, relations: bool, differentiated: bool
 ) -> None:
-    """Compile what a layer is about to need, where several processes can: the rest as its passes are called.
+    """Compile the passes that a layer is about to use, in several processes if possible.
+
+    Passes that are not compiled here are compiled at their first call.
 
     Args:
         score: as in ``context_layer``.
-        width: of the rows.
-        rows: NumPy's name of their type.
-        read: that of the entities that context triples read, "int16" for bfloat16.
-        relations: whether they have a context.
-        differentiated: whether the backward comes too.
+        width: width of the rows.
+        rows: NumPy's name of the dtype of the rows.
+        read: dtype of the entities that context triples read; "int16" stands for bfloat16.
+        relations: whether relations have a context.
+        differentiated: whether the backward is needed too.
     """
     kind = Kind(score, fixed_width(width), rows, read, relations)
     if (kind, differentiated) in _seen:
         return
-    with compiling(), global_compiler_lock:  # whoever else wants a pass waits
+    with compiling(), global_compiler_lock:  # other threads that need a pass wait here
         if (kind, differentiated) not in _seen and _processes() > 1 and _is_built_in(score):
             passes = FORWARD + BACKWARD if differentiated else FORWARD
             _compile_together([each for each in passes if each.is_missing(kind)], kind)
@@ -148,7 +150,7 @@ def compile_layer(
 
 
 def compile_share(share: str) -> None:
-    """What a helper does with what it is told."""
+    """Compile the passes that ``share`` (JSON) lists. This function runs in a helper process."""
     told = json.loads(share)
     for each in told["passes"]:
         LayerPass(*each).compile(Kind(*told["kind"]))
@@ -167,12 +169,12 @@ def _compile_together(missing: Sequence[LayerPass], kind: Kind) -> None:
 
 @contextmanager
 def _helper(share: Sequence[LayerPass], kind: Kind) -> Iterator[subprocess.Popen[bytes] | None]:
-    """A process that compiles a share, ended at the latest when this is left; None where none can start."""
+    """Start a process that compiles a share, and stop it at exit. Yield None if no process can start."""
     told = json.dumps({"passes": share, "kind": kind})
     command = [os.fsdecode(get_executable()), "-c", _HELPER, told, *map(str, sys.path)]
     try:
         helper = subprocess.Popen(command, stdin=_NOWHERE, stdout=_NOWHERE, stderr=_NOWHERE)
-    except (OSError, RuntimeError):  # the second while the interpreter ends
+    except (OSError, RuntimeError):  # RuntimeError: the interpreter is shutting down
         yield None
         return
     try:
@@ -183,7 +185,10 @@ def _helper(share: Sequence[LayerPass], kind: Kind) -> Iterator[subprocess.Popen
 
 
 def _shares(missing: Sequence[LayerPass], processes: int) -> list[list[LayerPass]]:
-    """Who compiles what, this process first: the longest passes first, each to whoever is done soonest."""
+    """Distribute the passes over the processes, this process first.
+
+    The longest passes are assigned first, each to the process that finishes soonest.
+    """
     shares: list[list[LayerPass]] = [[] for _ in range(processes)]
     done = [0.0] + [START] * (processes - 1)
     for each in sorted(missing, key=lambda one: one.seconds, reverse=True):
@@ -194,8 +199,8 @@ def _shares(missing: Sequence[LayerPass], processes: int) -> list[list[LayerPass
 
 
 def _processes() -> int:
-    """As many as may compute here."""
-    import torch  # not above: helpers do not wait for it
+    """Return the number of processes to compile with: at most the cores and PyTorch's threads."""
+    import torch  # not at the top, because helpers do not need to load torch
 
     if getattr(sys, "frozen", False) or not get_executable():
         return 1
@@ -204,5 +209,5 @@ def _processes() -> int:
 
 
 def _is_built_in(score: str) -> bool:
-    """Whether helpers know the score."""
+    """Return whether helpers know the score."""
     return bool(getattr(SCORES[score], "__module__", None) == SCORES["distmult"].__module__)

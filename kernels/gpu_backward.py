@@ -1,13 +1,13 @@
 """Backward of the context layer in Triton: row dots, relation pass, entity pass and sum of parts.
 
-Everything d-wide is computed again; from the forward come the scores, each row's softmax (its maximum and one
-over its sum) and the new rows.
+The backward computes all d-wide values again. It reads from the forward only the scores, the softmax of each
+row (maximum and one over the sum) and the new rows.
 
-Races: as in the forward, each address is written by one program and read by later launches, with one
-exception. A program of the relation pass writes the weights of its chunk's triples into their records, one
-triple a lane, and reads them back in other lanes: between the two stands its only barrier. The slopes go to
-words of the records that it does not read.
-Source: docs/op.md, "The gradient of one layer".
+The kernels avoid races as in the forward: one program writes each address, and later launches read it. There
+is one exception. A program of the relation pass writes the weights of its chunk's triples into their records,
+one triple per lane, and reads them back in other lanes. The only barrier of the pass lies between the two
+steps. The slopes go to words of the records that this program does not read. Source: docs/op.md, "The
+gradient of one layer".
 """
 
 import torch
@@ -41,7 +41,7 @@ from lightcake_fast.kernels.gpu_tiles import (
 from lightcake_fast.kernels.plan import GpuPlan
 from lightcake_fast.kernels.scores import SCORES
 
-RECORD = 4  # numbers a context triple hands on: slope, beta, alpha and, on the way, a constant
+RECORD = 4  # numbers per context triple for the entity pass: slope, beta, alpha and a temporary constant
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def row_dots(
     FROM_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    """<g, new - old> of a block of rows; with FROM_SUM, ``new`` is the difference itself."""
+    """<g, new - old> of a block of rows. With FROM_SUM, ``new`` already holds the difference."""
     row = first + tl.arange(0, BLOCK_E)
     live = row < rows
     row = tl.minimum(row, rows - 1)
@@ -69,9 +69,9 @@ def row_dot_pass(
     FROM_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    """D = <g, x' - x> of each row, relations first: the part of dL/ds that all triples of a row share.
+    """D = <g, x' - x> of each row, relations first. All triples of a row share this part of dL/ds.
 
-    Bytes a row: its three rows.
+    Bytes per row: its three rows.
     """
     p = tl.program_id(0)
     relation_programs = tl.cdiv(relations, BLOCK_E)
@@ -89,7 +89,7 @@ def row_dot_pass(
 
 @triton.jit
 def slope_weight(w):
-    """The weight as a factor of dL/ds: where a triple has all of a row's weight, X is D but for rounding."""
+    """The weight as a factor of dL/ds. At weight one it is zero: there X equals D except for rounding."""
     return tl.where(w == 1, 0.0, w)
 
 
@@ -98,10 +98,11 @@ def weights(
     raw_ptr, start, end, row, row_back, s_ptr, norm_x_ptr, norm_y_ptr, row_dot_x_ptr, row_dot_y_ptr,
     record_ptr, psi_slope_ptr, block, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
-    """alpha, beta and what else of dL/ds needs no row, of a chunk's triples and their inverses.
+    """Compute the parts of dL/ds that need no rows: alpha, beta and a constant.
 
-    One triple a lane, where the loop over rows would compute it once for each lane of a triple. With
-    delta = alpha (X - D_h) + beta (Y - D_r), the constant is alpha D_h + beta D_r.
+    The function covers the triples of a chunk and their inverses, one triple per lane. The loop over rows
+    would repeat this work in each lane of a triple. With delta = alpha (X - D_h) + beta (Y - D_r), the
+    constant is alpha D_h + beta D_r.
     """
     top_r, factor_r = tl.load(norm_y_ptr + 2 * row), tl.load(norm_y_ptr + 2 * row + 1)
     top_back, factor_back = tl.load(norm_y_ptr + 2 * row_back), tl.load(norm_y_ptr + 2 * row_back + 1)
@@ -142,10 +143,10 @@ def relation_pass(
 ):  # fmt: skip
     """dL/ds of each raw triple and its inverse, and each chunk's share of dL/dr of both.
 
-    With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). Slope, beta and
-    alpha of the triple and of its inverse go to the entity pass as one 32-byte record, in relation order.
+    With X = <g_h, phi_ent>, Y = <q_r, phi_rel>: delta = alpha (X - D_h) + beta (Y - D_r). The entity pass
+    reads slope, beta and alpha of the triple and of its inverse from one 32-byte record, in relation order.
 
-    Bytes a raw triple: rows e_h, e_t, g_h, g_t; 48 of ids, scores and row dots, 56 of the record.
+    Bytes per raw triple: rows e_h, e_t, g_h, g_t; 48 of ids, scores and row dots, 56 of the record.
     """
     p = tl.program_id(0)
     start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
@@ -154,7 +155,7 @@ def relation_pass(
         raw_ptr, start, end, row, row + num_relations, s_ptr, norm_x_ptr, norm_y_ptr,
         row_dot_x_ptr, row_dot_y_ptr, record_ptr, psi_slope_ptr, block, BLOCK_W,
     )  # fmt: skip
-    tl.debug_barrier()  # other lanes read what these have written
+    tl.debug_barrier()  # other lanes read the values written above
 
     lane = tl.arange(0, BLOCK_E)
     rows = tl.zeros([BLOCK_E], tl.int32) + row
@@ -167,7 +168,7 @@ def relation_pass(
     sum_b = zero_row(BLOCK_E, WIDTH, COLUMNS, BLOCK_D, ACC)
     total_a, total_b = tl.zeros([BLOCK_E, 1], ACC), tl.zeros([BLOCK_E, 1], ACC)
 
-    place = tl.minimum(start + lane, end - 1)  # past the end the last triple is taken again, weightless
+    place = tl.minimum(start + lane, end - 1)  # past the end: the last triple with weight zero
     head, tail = tl.load(raw_ptr + 4 * place.to(tl.int64)), tl.load(raw_ptr + 4 * place.to(tl.int64) + 1)
     for e in range(start, end, BLOCK_E):
         h_ptr, t_ptr = row_pointers(x_ptr, head, WIDTH, BLOCK_D), row_pointers(x_ptr, tail, WIDTH, BLOCK_D)
@@ -180,7 +181,7 @@ def relation_pass(
         beta_b, alpha_b, constant_b = tl.load(record + 5), tl.load(record + 6), tl.load(record + 7)
         if block.psi_slope is not None:
             psi_slope_a, psi_slope_b = tl.load(psi_slope), tl.load(psi_slope + 1)
-        # the next ids travel while this block's rows do
+        # load the next ids while the rows of this block arrive
         place = tl.minimum(e + BLOCK_E + lane, end - 1)
         head, tail = tl.load(raw_ptr + 4 * place.to(tl.int64)), tl.load(raw_ptr + 4 * place.to(tl.int64) + 1)
 
@@ -239,22 +240,22 @@ def entity_pass(
     block, COLUMNS: tl.constexpr, BILINEAR: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """dL/dh: each context triple as its head's, its inverse as its tail's, in one sweep.
+    """dL/dh: each context triple for its head and the inverse for its tail, in one sweep.
 
-    A program takes BLOCK_E chunks of nearly equal length and one triple of each at a time.
+    A program takes BLOCK_E chunks of nearly equal length and one triple of each chunk at a time.
 
-    Bytes a context triple: rows e_t, g_t (and e_r, q_r of the relation and its inverse, from the cache);
-    16 of ids, 32 of the record. A chunk: its own g_h (and e_h), its result.
+    Bytes per context triple: rows e_t, g_t (and e_r, q_r of the relation and its inverse, from the cache); 16
+    of ids, 32 of the record. Bytes per chunk: g_h (and e_h) of its head, its result.
     """
     n0 = tl.program_id(0) * BLOCK_E
     chunk = chunk_ptr + 4 * (n0 + tl.arange(0, BLOCK_E))
     e, end, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
-    # the program's first chunk is its longest
+    # the first chunk of a program is its longest
     longest = tl.load(chunk_ptr + 4 * n0 + 1) - tl.load(chunk_ptr + 4 * n0)
     acc = zero_row(BLOCK_E, WIDTH, COLUMNS, BLOCK_D, ACC)
     total = tl.zeros([BLOCK_E, 1], ACC)
     own_ptr = row_pointers(x_ptr, row, WIDTH, BLOCK_D)
-    h = load_row(own_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)  # no load where no gradient needs it in the loop
+    h = load_row(own_ptr, WIDTH, COLUMNS, BLOCK_D, ACC)  # not loaded if the loop does not use it
 
     context = context_ptr + 4 * e.to(tl.int64)
     relation, tail = tl.load(context), tl.load(context + 1)
@@ -270,7 +271,7 @@ def entity_pass(
         slope, beta = tl.load(mine), tl.load(mine + 1)
         slope_back, beta_back, alpha_back = tl.load(its), tl.load(its + 1), tl.load(its + 2)
         live = e < end
-        # the next ids travel while these rows do; past the end the last triple is taken again, weightless
+        # load the next ids while these rows arrive; past the end, reload the last triple with weight zero
         e += 1
         context = context_ptr + 4 * tl.minimum(e, end - 1).to(tl.int64)
         relation, tail = tl.load(context), tl.load(context + 1)
@@ -298,7 +299,7 @@ def entity_pass(
     live = (slot != NO_CHUNK)[:, None]
     if OWN != 0:
         acc = add_scaled_row(acc, OWN * total, load_row(own_ptr, WIDTH, COLUMNS, BLOCK_D, ACC))
-    if tl.load(chunk_ptr + 4 * n0 + 3) >= 0:  # these chunks are all of cut rows
+    if tl.load(chunk_ptr + 4 * n0 + 3) >= 0:  # all these chunks belong to cut rows
         part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
         store_row(part, acc, live, WIDTH, COLUMNS, BLOCK_D)
     else:
@@ -327,11 +328,11 @@ def backward(
     partial: bool = False,
     gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """dL/dx [N, d] and dL/dy [2R, d] from the gradients g, q of the new rows and what forward returned.
+    """Compute dL/dx [N, d] and dL/dy [2R, d] from the new rows' gradients g, q and the results of forward.
 
-    A row without a live triple, or outside the context, has maximum +inf: its weights are zero. Without
-    ``residual`` the new rows are what x and y gain, with 16-bit rows ``sum_x`` and ``sum_y`` are. With
-    ``partial`` dL/dy lacks q.
+    A row without a live triple or outside the context has maximum +inf, so its weights are zero. Without
+    ``residual``, new_x and new_y are the sums alone. With 16-bit rows, ``sum_x`` and ``sum_y`` are these
+    sums. With ``partial``, dL/dy leaves out q.
     """
     width, real = x.shape[1], gpu_launch.sum_type(x.dtype)
     own_g, own_q = g if residual else None, q if residual and not partial else None
@@ -376,7 +377,7 @@ def run_relation_pass(
     part: Tensor,
     score: str,
 ) -> None:
-    """Write what the entity pass needs of each context triple, and the parts of relations."""
+    """Write the records of the context triples for the entity pass, and the parts of relations."""
     compiled = compile_block(SCORES[score])
     psi_slope = record if compiled.block.psi_slope is None else torch.empty_like(s)
     relation_pass[(len(plan.relation_chunk),)](
@@ -401,7 +402,7 @@ def run_entity_pass(
     score: str,
     residual: bool,
 ) -> None:
-    """Write the gradients of uncut entities, and the parts of the others."""
+    """Write the gradients of uncut entities, and the parts of cut entities."""
     compiled = compile_block(SCORES[score])
     shape = gpu_launch.row_shape("backward.entity_pass", y.shape[1], y.dtype, compiled.columns)
     entity_pass[(len(plan.entity_chunk) // shape["BLOCK_E"],)](

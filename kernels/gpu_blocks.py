@@ -1,8 +1,9 @@
-"""The blocks of ``scores.py`` as Triton functions, and how the passes call them.
+"""The blocks of ``scores.py`` as Triton functions, and the calls that the passes make.
 
-A triple (h, r, t) and its inverse (t, r_back, h) are settled together, and gradients are added to sums that
-are there already. A block may say how (``scores.py``, "optional"); where it does not, its required members
-are called once for each. Rows are tuples of ``columns`` tiles (BLOCK_E, BLOCK_D), weights are (BLOCK_E, 1).
+The passes process a triple (h, r, t) and its inverse (t, r_back, h) together and add gradients to existing
+sums. A block can have optional members for this (``scores.py``, "optional"). Without them, its required
+members are called once for each of the two triples. Rows are tuples of ``columns`` tiles (BLOCK_E, BLOCK_D).
+Weights have shape (BLOCK_E, 1).
 """
 
 import functools
@@ -15,7 +16,7 @@ from lightcake_fast.kernels.gpu_tiles import add_dot, add_row, add_scaled_row, s
 
 
 class Block(NamedTuple):
-    """A score's functions; None for those that it leaves out."""
+    """The functions of a score. Optional functions that the score lacks are None."""
 
     psi_term: Any
     psi: Any
@@ -27,13 +28,13 @@ class Block(NamedTuple):
     grad_t: Any
     product: Any
     inverse: Any
-    psi_inverse: Any  # the same where psi of an inverse triple is known by it
+    psi_inverse: Any  # equals ``inverse`` if it gives psi of an inverse triple, else None
     add_grad_r: Any
     add_grad_entity: Any
 
 
 class Compiled(NamedTuple):
-    """A block as launches take it: its functions, and its numbers."""
+    """A block in the form that kernel launches take: functions and constants."""
 
     block: Block
     columns: int
@@ -43,7 +44,7 @@ class Compiled(NamedTuple):
 
 @functools.cache
 def compile_block(score: Any) -> Compiled:
-    """A block of ``scores.py`` for the device; nothing is compiled before a pass is launched."""
+    """Prepare a block of ``scores.py`` for the device. Triton compiles it at the first launch of a pass."""
     members = {name: getattr(score, name, None) for name in Block._fields}
     product, inverse = members["product"], members["inverse"]
     bilinear = product is score.psi_term and inverse is not None
@@ -55,7 +56,7 @@ def compile_block(score: Any) -> Compiled:
 
 @triton.jit
 def sqrt(x):
-    """``tl.sqrt``, which Triton 3.5 does not take as an argument."""
+    """``tl.sqrt``. Triton 3.5 does not accept ``tl.sqrt`` itself as an argument."""
     return tl.sqrt(x)
 
 
@@ -67,8 +68,8 @@ def where(condition, a, b):
 
 @triton.jit
 def psi_term_back(h, r_back, t, block):
-    """psi_term of the inverse."""
-    if block.psi_inverse is None:  # not by two returns: Triton compiles what stands after the first, too
+    """psi_term of the inverse triple."""
+    if block.psi_inverse is None:  # not two returns: Triton also compiles the code after the first return
         term = block.psi_term(t, r_back, h)
     else:
         term = block.psi_term(h, block.psi_inverse(r_back), t)
@@ -77,7 +78,7 @@ def psi_term_back(h, r_back, t, block):
 
 @triton.jit
 def phi_rel_back(h, t, block):
-    """phi_rel of the inverse, from that of the triple where the block can."""
+    """phi_rel of the inverse triple, computed from phi_rel of the triple if the block supports it."""
     if block.inverse is None:
         phi = block.phi_rel(t, h)
     else:
@@ -87,7 +88,7 @@ def phi_rel_back(h, t, block):
 
 @triton.jit
 def add_dot_phi_ent(acc, g, r, t, block):
-    """``acc`` plus the terms of <g, phi_ent(r, t)>, which is the product at g where there is one."""
+    """``acc`` plus the terms of <g, phi_ent(r, t)>. If the block has a product, this is product(g, r, t)."""
     if block.product is not None:
         return acc + block.product(g, r, t)
     return add_dot(acc, g, block.phi_ent(r, t))
@@ -95,7 +96,7 @@ def add_dot_phi_ent(acc, g, r, t, block):
 
 @triton.jit
 def add_grad_r(acc, slope, alpha, g, h, r, t, phi, block, BILINEAR: tl.constexpr):
-    """``acc`` plus a triple's share of dL/dr; ``phi`` is its phi_rel."""
+    """``acc`` plus the triple's share of dL/dr. ``phi`` is phi_rel of the triple."""
     if block.add_grad_r is not None:
         return block.add_grad_r(acc, slope, alpha, g, h, r, t, phi)
     if BILINEAR:
@@ -108,7 +109,7 @@ def add_grad_entity(
     acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, h, t, block,
     BILINEAR: tl.constexpr,
 ):  # fmt: skip
-    """``acc`` plus dL/dh of a triple as its head and of its inverse as its tail; ``g`` is of the row t."""
+    """``acc`` plus dL/dh of a triple (as its head) and of its inverse (as its tail). ``g`` is of row t."""
     if block.add_grad_entity is not None:
         return block.add_grad_entity(
             acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, h, t

@@ -1,13 +1,16 @@
-"""Forward of the context layer in Triton: relation pass, entity pass and merge, no E x d tensor.
+"""Forward of the context layer in Triton: relation pass, entity pass and merge. No tensor has shape E x d.
 
-A program is one warp while its rows fit: no barrier. Every sum has a fixed order and nothing is added
-atomically, so two runs agree in every bit.
+A program is one warp while its rows fit, so it needs no barrier. Every sum has a fixed order and there are no
+atomics, so two runs give equal bits.
 
-Races, which the interpreter cannot show: each address is written by one program, once, and read by later
-launches of the same stream only. The relation pass writes the scores of its own raw triples, each of which is
-in one chunk and has two places of its own in head order, and the parts of its own chunk; the entity pass the
-row of an entity that is one chunk, or the parts of its own chunks of cut rows; the merge the rows made of
-parts, which are no single chunk's. Empty places among the chunks store nothing.
+The interpreter cannot detect races. The kernels avoid them: one program writes each address, once, and only
+later launches of the same stream read it.
+
+- The relation pass writes the scores of its raw triples and the parts of its chunk. Each raw triple is in
+  one chunk and has two places in head order.
+- The entity pass writes the row of an entity with one chunk, or the parts of its chunks of cut rows.
+- The merge writes the rows that consist of parts. None of them has a single chunk.
+- Empty places among the chunks store nothing.
 """
 
 from typing import NamedTuple
@@ -49,13 +52,15 @@ def relation_pass(
 ):  # fmt: skip
     """Both scores of each raw triple, and each chunk's share of its two relation sums.
 
-    s(h, r, t) and s(t, r + R, h) go to their places in head order; with z = s - top, the chunk's sums are
-    ``sum 2^z phi_rel`` and ``sum 2^z``. Each of the BLOCK_E triples side by side keeps a maximum and sums of
-    its own, merged when the chunk ends. ``top`` need not be the maximum, only near it: it is raised, and the
-    sums scaled, when a score passes it by 2^16, so the scaling is all but never run. The mask has WAYS
-    numbers a raw triple: none, one, or one for the triple and one for its inverse.
+    The pass writes s(h, r, t) and s(t, r + R, h) to their places in head order. With z = (s - top) / ln 2,
+    the sums of the chunk are ``sum 2^z phi_rel`` and ``sum 2^z``. Each of the BLOCK_E triples of a tile has a
+    separate maximum and separate sums. They are merged at the end of the chunk.
 
-    Bytes a raw triple: rows e_h, e_t; 16 of ids, 8 of scores.
+    ``top`` is near the maximum but need not equal it. If a score makes z greater than 16, the program raises
+    ``top`` and scales the sums. This scaling is rare. The mask has WAYS numbers per raw triple: 0 (no mask),
+    1, or 2 (one for the triple and one for its inverse).
+
+    Bytes per raw triple: rows e_h, e_t; 16 of ids, 8 of scores.
     """
     p = tl.program_id(0)
     start, end = tl.load(chunk_ptr + 4 * p), tl.load(chunk_ptr + 4 * p + 1)
@@ -71,7 +76,7 @@ def relation_pass(
     total_a, total_b = tl.zeros([BLOCK_E, 1], ACC), tl.zeros([BLOCK_E, 1], ACC)
     low = float("-inf")
 
-    place = tl.minimum(start + lane, end - 1)  # past the end the last triple is taken again, weightless
+    place = tl.minimum(start + lane, end - 1)  # past the end: the last triple with weight zero
     raw = raw_ptr + 4 * place.to(tl.int64)
     head, tail, forward, inverse = tl.load(raw), tl.load(raw + 1), tl.load(raw + 2), tl.load(raw + 3)
     for e in range(start, end, BLOCK_E):
@@ -86,7 +91,7 @@ def relation_pass(
         elif WAYS == 2:
             left_out_ptr = mask_ptr + 2 * tl.load(triple_ptr + place).to(tl.int64)
             left_out_a, left_out_b = tl.load(left_out_ptr) != 0, tl.load(left_out_ptr + 1) != 0
-        # the next ids travel while this block's rows do
+        # load the next ids while the rows of this block arrive
         place = tl.minimum(e + BLOCK_E + lane, end - 1)
         raw = raw_ptr + 4 * place.to(tl.int64)
         head, tail, forward, inverse = tl.load(raw), tl.load(raw + 1), tl.load(raw + 2), tl.load(raw + 3)
@@ -144,20 +149,20 @@ def entity_pass(
     block, COLUMNS: tl.constexpr, HAS_SUM: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """The weighted sum over each head's context: from stored scores, without a dot product.
+    """The weighted sum over each head's context, from stored scores and without a dot product.
 
-    ``e_h' = e_h + sum alpha phi_ent(e_r, e_t)``; not RESIDUAL, the sum alone. A program takes BLOCK_E
-    chunks of nearly equal length, one triple of each at a time: short rows share prologue and epilogue, and
-    nothing is summed across lanes.
+    ``e_h' = e_h + sum alpha phi_ent(e_r, e_t)``; without RESIDUAL, the sum alone. A program takes BLOCK_E
+    chunks of nearly equal length and one triple of each chunk at a time. Short rows share the prologue and
+    the epilogue, and there is no sum across lanes.
 
-    Bytes a context triple: row e_t (and e_r, from the cache); 16 of ids, 8 of scores. A chunk: its own row,
-    its result.
+    Bytes per context triple: row e_t (and e_r, from the cache); 16 of ids, 8 of scores. Bytes per chunk: the
+    row of its head, its result.
     """
     q0 = tl.program_id(0) * BLOCK_E
     q = q0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * q
     e, end, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
-    # the program's first chunk is its longest
+    # the first chunk of a program is its longest
     longest = tl.load(chunk_ptr + 4 * q0 + 1) - tl.load(chunk_ptr + 4 * q0)
 
     top = tl.full([BLOCK_E, BLOCK_S], float("-inf"), ACC)
@@ -176,7 +181,7 @@ def entity_pass(
         t_ptr = row_pointers(x_ptr, tail, WIDTH, BLOCK_D)
         w = tl.exp2(log2_weight(tl.where(e < end, s, float("-inf"))[:, None], top))
         total += w
-        # the next ids travel while these rows do; past the end the last triple is taken again, weightless
+        # load the next ids while these rows arrive; past the end, reload the last triple with weight zero
         e += 1
         place = tl.minimum(e, end - 1)
         context = context_ptr + 4 * place.to(tl.int64)
@@ -189,7 +194,7 @@ def entity_pass(
         acc = add_scaled_row(acc, w, phi)
 
     live = (slot != NO_CHUNK)[:, None]
-    if tl.load(chunk_ptr + 4 * q0 + 3) >= 0:  # these chunks are all of cut rows
+    if tl.load(chunk_ptr + 4 * q0 + 3) >= 0:  # all these chunks belong to cut rows
         part = row_pointers(part_ptr, tl.maximum(slot, 0), WIDTH, BLOCK_D)
         store_row(part, acc, live, WIDTH, COLUMNS, BLOCK_D)
         tl.store(part_top_ptr + slot[:, None], top, mask=live)
@@ -207,7 +212,7 @@ def entity_pass(
 
 
 class Parts(NamedTuple):
-    """What chunks leave for the merge: P relation chunks, their inverses, then chunks of cut entities."""
+    """Parts of rows for the merge: P relation chunks, their inverses, then the chunks of cut entities."""
 
     acc: Tensor  # [S, d]
     top: Tensor  # [S]
@@ -226,18 +231,33 @@ def forward(
     partial: bool = False,
     gathered: Tensor | None = None,
 ) -> list[Tensor]:
-    """The layer on contiguous rows x [N, d] and y [2R, d] of one device.
+    """Run the layer on contiguous rows of one device.
 
-    Context triples read ``gathered`` [N, d], a bfloat16 copy of x or one as wide as x; None stands for x.
-    The mask has shape [T], or [T, 2] for a triple and its inverse each on its own. With ``partial`` relations
-    have other triples elsewhere: their new rows are the weighted means alone, without y.
+    Args:
+        x: entities [N, d].
+        y: relations [2R, d].
+        plan: the order of work.
+        mask: bool [T], or [T, 2] for separate values of a triple and its inverse. True masks a triple.
+        score: a key of ``SCORES``.
+        context: "both", "entity" or "relation".
+        residual: False returns only the sums that are added to x and y.
+        partial: True if other workers hold more triples of the relations. Then the new relation rows are the
+            weighted means alone, without y.
+        gathered: rows [N, d] that context triples read in place of x: a bfloat16 copy of x, or a table with
+            the
+            dtype of x.
 
     Returns:
-        New x and y, or without ``residual`` what they gain; the scores [E] in head order, -inf where masked;
-        of each row a maximum, or a number near it, and one over its sum of exp(s - maximum), [N, 2] and
-        [2R, 2], whose product with exp(s - maximum) is the weight everywhere: the maximum is +inf for a row
-        without a live triple or outside the context. With 16-bit rows also what x and y gain, in float32: the
-        backward cannot have it from rounded rows.
+        The new x and y (the sums alone without ``residual``), the scores, and two softmax tables. The scores
+        [E]
+        are in head order, -inf for masked triples. The softmax tables [N, 2] and [2R, 2] hold a number at or
+        near
+        the maximum of each row, and one over its sum of exp(s - maximum). The weight of a triple is
+        exp(s - maximum) times the second number. The maximum is +inf for a row without a live triple or
+        outside
+        the context. With 16-bit rows the result also has the float32 sums that are added to x and y, because
+        the
+        backward cannot compute them from rounded rows.
     """
     real, parts = gpu_launch.sum_type(x.dtype), len(plan.part_row)
     narrow = gpu_launch.is_narrow(x.dtype)
@@ -268,9 +288,9 @@ def forward(
 
 
 def _results(rows: Tensor, written: bool, residual: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """New rows, softmax and sums: fresh memory where the passes write all of it, else "nothing added".
+    """Allocate new rows, softmax table and sums. Fill them if the passes do not write them.
 
-    The sums are a stand-in, never written, where rows are not rounded.
+    For rows that are not rounded, the sums are a placeholder that no pass writes.
     """
     real = gpu_launch.sum_type(rows.dtype)
     new = torch.empty_like(rows) if written else rows.clone() if residual else torch.zeros_like(rows)
@@ -284,7 +304,7 @@ def _results(rows: Tensor, written: bool, residual: bool) -> tuple[Tensor, Tenso
 
 
 def scores_as_given(s: Tensor, plan: GpuPlan) -> Tensor:
-    """The scores [E] that ``forward`` returned, of the triples in the order given, then of their inverses."""
+    """Return the scores [E] of ``forward`` in the given order: first all triples, then their inverses."""
     given = torch.empty_like(s)
     given[plan.triple], given[plan.triple + len(plan.triple)] = s[plan.raw[:, 2]], s[plan.raw[:, 3]]
     return given
@@ -293,7 +313,7 @@ def scores_as_given(s: Tensor, plan: GpuPlan) -> Tensor:
 def run_relation_pass(
     x: Tensor, y: Tensor, plan: GpuPlan, mask: Tensor | None, s: Tensor, part: Parts, score: str, sums: bool
 ) -> None:
-    """Write all scores s and, with ``sums``, the parts of relations."""
+    """Write all scores s. With ``sums``, also write the parts of relations."""
     compiled = compile_block(SCORES[score])
     relation_pass[(len(plan.relation_chunk),)](
         x_ptr=x, y_ptr=y, raw_ptr=plan.raw, triple_ptr=plan.triple, chunk_ptr=plan.relation_chunk,
@@ -317,7 +337,7 @@ def run_entity_pass(
     score: str,
     residual: bool,
 ) -> None:
-    """Write new rows and the softmax of uncut entities, and the parts of the others."""
+    """Write the new rows and the softmax of uncut entities, and the parts of cut entities."""
     compiled = compile_block(SCORES[score])
     shape = gpu_launch.row_shape("forward.entity_pass", y.shape[1], y.dtype, compiled.columns)
     entity_pass[(len(plan.entity_chunk) // shape["BLOCK_E"],)](

@@ -1,6 +1,7 @@
-"""Launch shapes of the Triton kernels, in one place: rows side by side, columns of a tile, warps, registers.
+"""Launch shapes of the Triton kernels: rows per tile, columns per tile, warps and registers.
 
-Shipped by kernel, width, type and target, or kept by ``gpu_tune`` for the process; never by the graph's size.
+``SHIPPED`` holds the default per kernel. ``gpu_tune`` can replace it for the process, per kernel, width,
+dtype and target. The shape never depends on the size of the graph.
 """
 
 from typing import Any, NamedTuple
@@ -14,14 +15,19 @@ from lightcake_fast.kernels.plan import GPU_SIDE_BY_SIDE
 
 
 class Shape(NamedTuple):
-    """What a kernel's launch is made from.
+    """Settings of a kernel launch.
 
     Attributes:
-        values: numbers of a row tile in each lane, a quarter of them in float64: more share loads of ids,
-            softmax and loop, fewer leave registers for more warps. One warp to a program while its rows fit:
-            no barrier is needed.
-        registers: that NVIDIA's assembler may take for a lane. Left alone it saves them by moving each load
-            of a row next to its use, and a trip of the loop waits for memory once a tile.
+        values: numbers of a row tile per lane, a quarter of them in float64. With more numbers, more rows
+            share
+            the loads of ids, the softmax and the loop. With fewer, more warps fit into the registers. A
+            program
+            is one warp while its rows fit, so it needs no barrier.
+        registers: maximum number of registers per lane for NVIDIA's assembler. Without this setting the
+            assembler
+            saves registers: it moves each load of a row next to its use. Then each iteration of the loop
+                waits
+            for memory once per tile.
     """
 
     values: int
@@ -35,17 +41,17 @@ SHIPPED = {
     "backward.relation_pass": Shape(16, 255),
     "backward.entity_pass": Shape(16, 168),
 }
-_kept: dict[tuple[str, int, torch.dtype, str], Shape] = {}  # the same by kernel, width, type and target
+_kept: dict[tuple[str, int, torch.dtype, str], Shape] = {}  # replacements, by kernel, width, dtype and target
 _LOAD_BYTES = 16
-_REGISTERS = 65536  # of a multiprocessor, which a program's lanes must share
-# Triton 3.10 turns fused multiply-adds off unless asked; loops are pipelined by hand, over ids alone
+_REGISTERS = 65536  # per multiprocessor; the lanes of a program share them
+# Triton 3.10 fuses multiply-adds only if asked. The kernels pipeline their loops by hand, for the ids only.
 OPTIONS: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True}
 
 
 def row_shape(kernel: str, width: int, dtype: torch.dtype, columns: int = 1) -> dict[str, Any]:
-    """Launch arguments of a kernel over rows of this width and type: block sizes, warps, options.
+    """Return the launch arguments of a kernel for rows of this width and dtype: block sizes, warps, options.
 
-    Of rows in several columns, a tile holds entries of one.
+    With several columns, a tile holds entries of one column.
     """
     lanes, entries = warp_size(), triton.next_power_of_2(width // columns)
     padded = columns * entries
@@ -67,17 +73,20 @@ def row_shape(kernel: str, width: int, dtype: torch.dtype, columns: int = 1) -> 
 
 
 def keep_shape(kernel: str, width: int, dtype: torch.dtype, shape: Shape) -> None:
-    """Launch a kernel over rows of this width and type in this shape, on this target."""
+    """Use this shape for launches of a kernel over rows of this width and dtype, on this target."""
     _kept[kernel, width, dtype, _target()] = shape
 
 
 def merge_shape(
     relations: int, entities: int, width: int, dtype: torch.dtype
 ) -> tuple[dict[str, Any], int, int]:
-    """Launch arguments of a merge of relations, then of entities; how many programs, and of relations.
+    """Return the launch arguments of a merge of relations and entities, and the numbers of programs.
 
-    A program takes a block of columns, and so many parts at once that their loads hide one another's wait: of
-    relations, few rows of many parts, a narrow block.
+    A program takes a block of columns. It loads enough parts at once to hide the memory latency. Relations
+    are few rows with many parts, so their block is narrow.
+
+    Returns:
+        The launch arguments, the number of programs, and the number of programs for relations.
     """
     scale = sum_type(dtype).itemsize // 4
     padded = triton.next_power_of_2(width)
@@ -96,7 +105,7 @@ def merge_shape(
 
 
 def _options(warps: int, registers: int) -> dict[str, Any]:
-    """What is said to the compiler."""
+    """Return the compiler options."""
     options = {"num_warps": warps, **OPTIONS}
     if _is_nvidia():
         options["maxnreg"] = min(registers, _REGISTERS // (32 * warps))
@@ -104,34 +113,34 @@ def _options(warps: int, registers: int) -> dict[str, Any]:
 
 
 def accumulator(dtype: torch.dtype) -> Any:
-    """Triton's type of the sums over rows of this type."""
+    """Return Triton's type of the sums over rows of this dtype."""
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
-    """PyTorch's type of the sums over rows of this type."""
+    """Return PyTorch's dtype of the sums over rows of this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def is_narrow(dtype: torch.dtype) -> bool:
-    """Whether rows of this type are rounded when stored, so that their sums are kept as well."""
+    """Return whether rows of this dtype are rounded when stored, so that their sums must be kept too."""
     return dtype.itemsize < 4
 
 
 def warp_size() -> int:
-    """Lanes of a warp on the device that kernels are launched on."""
+    """Return the number of lanes per warp of the current device."""
     if triton.knobs.runtime.interpret:
         return 32
     return int(driver.active.get_current_target().warp_size)
 
 
 def _is_nvidia() -> bool:
-    """Whether kernels are launched on NVIDIA's cards."""
+    """Return whether the current device is an NVIDIA GPU."""
     return not triton.knobs.runtime.interpret and driver.active.get_current_target().backend == "cuda"
 
 
 def _target() -> str:
-    """The kind of device that kernels are launched on."""
+    """Return the architecture of the current device."""
     if triton.knobs.runtime.interpret:
         return "interpreter"
     return str(driver.active.get_current_target().arch)

@@ -1,9 +1,9 @@
-"""Rows cut into chunks, put together from their parts, for the layer and for segments: one launch each way.
+"""Merge the parts of rows that were cut into chunks, for the layer and for segments.
 
-A program takes a block of columns of a row and its parts in the order of the chunks, so the sums repeat in
-every bit. It has BLOCK_P parts on the way at once, of the rest fewer: most rows are cut in two or three. The
-layer's rows go on from what they were; without ``x_ptr``, ``y_ptr`` a row is its parts alone. Segments are
-rows of the first table only.
+The forward and the backward each need one launch. A program takes a block of columns of a row and reads the
+parts in the order of the chunks, so two runs give equal bits. It loads BLOCK_P parts at once, and fewer for
+the remainder, because most rows have two or three parts. In the layer, the merged sum is added to the old
+row. Without ``x_ptr`` or ``y_ptr`` a row is the merged sum alone. Segments use the first table only.
 """
 
 import triton
@@ -17,7 +17,7 @@ def weigh_parts(
     p, end, row_top, part_ptr, part_top_ptr, part_total_ptr, column, acc, total,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """``acc`` and ``total`` plus the next BLOCK parts, scaled to the row's maximum."""
+    """``acc`` and ``total`` plus the next BLOCK parts, scaled to the maximum of the row."""
     part = p + tl.arange(0, BLOCK)
     live = part < end
     top = tl.load(part_top_ptr + part, mask=live, other=float("-inf"))
@@ -35,7 +35,7 @@ def merge_row(
     HAS_SUM: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     ACC: tl.constexpr,
 ):  # fmt: skip
-    """A block of columns of one row from its parts, in the order of the chunks."""
+    """Merge a block of columns of one row from its parts, in the order of the chunks."""
     REST: tl.constexpr = BLOCK_P // 4
     row = tl.load(row_ptr + n).to(tl.int64)
     first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
@@ -79,9 +79,9 @@ def merge_pass(
     HAS_SUM: tl.constexpr, WIDTH: tl.constexpr, ACC: tl.constexpr,
     BLOCK_P_LONG: tl.constexpr, BLOCK_C_LONG: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Rows cut into chunks from their parts: first relations, few of many parts, then cut entities.
+    """Merge rows from their parts: first relations (few rows, many parts), then cut entities.
 
-    Bytes a part: its row.
+    Bytes per part: its row.
     """
     p = tl.program_id(0)
     if p < relation_programs:
@@ -113,7 +113,7 @@ def sum_row(
     n, column_block, gradient_ptr, row_ptr, bound_ptr, part_ptr, out_ptr,
     WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """A block of columns of one row's gradient: its parts, in the order of the chunks, and its own."""
+    """Sum a block of columns of one row's gradient: the parts in chunk order, then the old value."""
     REST: tl.constexpr = BLOCK_P // 4
     first, end = tl.load(bound_ptr + n), tl.load(bound_ptr + n + 1)
     whole = end - (end - first) % BLOCK_P
@@ -139,9 +139,9 @@ def sum_pass(
     WIDTH: tl.constexpr, ACC: tl.constexpr,
     BLOCK_P_LONG: tl.constexpr, BLOCK_C_LONG: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of rows cut into chunks: first relations, few of many parts, then cut entities.
+    """Sum the gradients of cut rows: first relations (few rows, many parts), then cut entities.
 
-    Bytes a part: its row.
+    Bytes per part: its row.
     """
     p = tl.program_id(0)
     if p < relation_programs:

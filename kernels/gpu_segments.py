@@ -4,9 +4,10 @@
     ds_e  = w_e (<g_m, v_i(e)> - D_m)      D_m = <g_m, out_m>
     dv_i  = sum w_e g_m(e) over the entries that gather row i
 
-Of H heads, row i of a table has H rows of d columns from i * H on, and entry e as many scores. A program
-takes BLOCK_E chunks of nearly equal length, of one head, and one entry of each at a time: short segments
-share prologue and epilogue. Each address is written by one program, once; no E x d tensor, no atomics.
+With H heads, row i of a table consists of H rows of d columns, starting at row i * H. Each entry has H
+scores. A program takes BLOCK_E chunks of one head and of nearly equal length. It processes one entry of each
+chunk at a time, so short segments share the prologue and the epilogue. One program writes each address, once.
+No tensor has shape E x d, and there are no atomics.
 """
 
 import torch
@@ -38,15 +39,15 @@ def softmax_pass(
     chunks, slots, heads, BLOCK_S: tl.constexpr,
     WIDTH: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """``out_m = sum w_e v_i(e)``, by a softmax whose weights are never stored.
+    """``out_m = sum w_e v_i(e)``. The softmax weights are never stored.
 
-    Bytes an entry: its row; 4 of index, 8 of scores. A chunk: its result.
+    Bytes per entry: its row, 4 of index, 8 of scores. Bytes per chunk: its result.
     """
     n0, head = tl.program_id(0) * BLOCK_E, tl.program_id(1)
     n = n0 + tl.arange(0, BLOCK_E)
     chunk = chunk_ptr + 4 * tl.minimum(n, chunks - 1)
     start, length, row, slot = tl.load(chunk), tl.load(chunk + 1), tl.load(chunk + 2), tl.load(chunk + 3)
-    longest = tl.load(chunk_ptr + 4 * n0 + 1)  # the program's first chunk is its longest
+    longest = tl.load(chunk_ptr + 4 * n0 + 1)  # the first chunk of a program is its longest
     last = tl.maximum(length - 1, 0)
 
     top = tl.full([BLOCK_E, BLOCK_S], float("-inf"), ACC)
@@ -65,7 +66,7 @@ def softmax_pass(
         v_ptr = row_pointers(values_ptr, index * heads + head, WIDTH, BLOCK_D)
         w = tl.exp2(log2_weight(tl.where(k < length, s, float("-inf"))[:, None], top))
         total += w
-        # the next index travels while this entry's row does
+        # load the next index while the row of this entry arrives
         place = start + tl.minimum(k + 1, last)
         index, s = tl.load(index_ptr + place), tl.load(s_ptr + place * heads + head)
         acc = add_scaled_row(acc, w, load_row(v_ptr, WIDTH, 1, BLOCK_D, ACC))
@@ -92,7 +93,7 @@ def slope_pass(
 ):  # fmt: skip
     """w_e, and ``ds_e = w_e (<g_m, v_i(e)> - <g_m, out_m>)``.
 
-    Bytes an entry: its row; 4 of index, 4 of scores, 8 of results. A chunk: rows g and out.
+    Bytes per entry: its row, 4 of index, 4 of scores, 8 of results. Bytes per chunk: rows g and out.
     """
     n0, head = tl.program_id(0) * BLOCK_E, tl.program_id(1)
     n = n0 + tl.arange(0, BLOCK_E)
@@ -115,7 +116,7 @@ def slope_pass(
         index, s = tl.load(index_ptr + place), tl.load(s_ptr + place * heads + head)
         v = load_row(v_ptr, WIDTH, 1, BLOCK_D, ACC)
         dot = tl.sum(add_dot(tl.zeros([BLOCK_E, BLOCK_D], ACC), g, v), 1)
-        slope = tl.where(w == 1, 0.0, w * (dot - row_dot))  # the two are equal but for rounding
+        slope = tl.where(w == 1, 0.0, w * (dot - row_dot))  # at w = 1 the terms are equal but for rounding
         place = (start + k) * heads + head
         tl.store(w_ptr + place, w, mask=k < length)
         tl.store(slope_ptr + place, slope, mask=k < length)
@@ -128,7 +129,7 @@ def gather_pass(
 ):  # fmt: skip
     """``dv_i = sum w_e g_m(e)`` over the entries that gather row i, in the order by index.
 
-    Bytes an entry: row g of its segment; 8 of ids, 4 of weights. A chunk: its result.
+    Bytes per entry: row g of its segment, 8 of ids, 4 of weights. Bytes per chunk: its result.
     """
     n0, head = tl.program_id(0) * BLOCK_E, tl.program_id(1)
     n = n0 + tl.arange(0, BLOCK_E)
@@ -156,9 +157,18 @@ def gather_pass(
 
 
 def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> tuple[Tensor, Tensor]:
-    """The sums [M, H, d]; a segment's maximum, +inf without a live entry, and one over its total [M, H, 2].
+    """Compute the sums and the softmax of each segment.
 
-    Scores [E, H] and results are of the type of the sums: float32 for 16-bit values [N, H, d].
+    Args:
+        s: scores [E, H], in the dtype of the sums: float32 for 16-bit values.
+        values: rows [N, H, d].
+        plan: the order of work.
+        num_segments: M.
+
+    Returns:
+        The sums [M, H, d], and per segment the maximum and one over the total [M, H, 2]. The maximum is +inf
+        if
+        the segment has no live entry. Both tensors have the dtype of the scores.
     """
     (heads, width), chunks, slots = values.shape[1:], len(plan.chunk), len(plan.part_row)
     real = gpu_launch.sum_type(values.dtype)
@@ -186,7 +196,10 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
 def backward(
     g: Tensor, s: Tensor, values: Tensor, out: Tensor, norm: Tensor, plan: SegmentPlan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients ds [E, H] from the sums alone, dv [N, H, d] and the weights [E, H]; g as the values."""
+    """Compute the gradients ds [E, H] (through the sums only) and dv [N, H, d], and the weights [E, H].
+
+    ``g`` has the dtype of the values.
+    """
     (heads, width), chunks, index_chunks = values.shape[1:], len(plan.chunk), len(plan.index_chunk)
     w, slope, grad_values = torch.empty_like(s), torch.empty_like(s), torch.empty_like(values)
     shape = gpu_launch.row_shape("forward.entity_pass", width, values.dtype)

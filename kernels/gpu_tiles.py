@@ -1,11 +1,11 @@
-"""What the Triton kernels share: rows of d numbers as tuples of tiles of BLOCK_D numbers.
+"""Helpers of the Triton kernels: rows of d numbers as tuples of tiles of BLOCK_D numbers.
 
-A row is COLUMNS columns of d / COLUMNS entries, as the block of its score asks (``scores.py``), and its
-tiles lie in the order of the entries: ``row[k : k + COLUMNS]`` are the same entries of each column. A tile
-has shape (BLOCK_E, BLOCK_D): BLOCK_E rows side by side in one warp. With BLOCK_D no wider than the 16 bytes
-a lane loads times the lanes of a row, a row's dot product is a fused multiply-add a tile, in registers, and
-then one short shuffle tree for all BLOCK_E rows together. Tiles rather than one tensor of three dimensions:
-its reductions compile to a multiply and an add, and its width must be a power of two.
+A row has COLUMNS columns of d / COLUMNS entries, as the block of its score requires (``scores.py``). The
+tiles follow the order of the entries: ``row[k : k + COLUMNS]`` are the same entries of each column. A tile
+has shape (BLOCK_E, BLOCK_D): one warp holds BLOCK_E rows side by side. BLOCK_D is at most 16 bytes per lane
+times the lanes per row. Then a dot product of rows is one fused multiply-add per tile, in registers, and one
+short shuffle tree for all BLOCK_E rows together. One tensor with three dimensions would be worse: its
+reductions compile to a multiply and an add, and its width must be a power of two.
 
 Offsets of rows and of records are 64 bits wide: row times width passes 2^31 at Wikidata5M's size. Ids,
 places, 4 times a chunk and 2 times a row fit 32 bits: a graph has fewer than 2^30 - 64 raw triples, and more
@@ -21,7 +21,7 @@ from lightcake_fast.kernels import plan
 
 NO_CHUNK = tl.constexpr(plan.GPU_NO_CHUNK)
 LOG2E = tl.constexpr(1.4426950408889634)
-# what a maximum begins with: below every score, but finite, since a masked score of -inf minus -inf were NaN
+# Initial value of a maximum. It is below every score but finite, because -inf minus -inf would be NaN.
 LOWEST = tl.constexpr(-1e38)
 
 
@@ -29,16 +29,16 @@ LOWEST = tl.constexpr(-1e38)
 def log2_weight(s, top):
     """log2 of ``exp(s - top)``.
 
-    The difference comes first: in powers of two, scores of a thousand would be rounded in the fourth digit
-    after the point. The constant is given its type: Triton 3.5 and 3.6 would round it to float32 beside
-    float64 scores.
+    The difference comes first. If the scores were converted to powers of two first, a score of 1,000 would
+    lose precision from the fourth decimal place. The constant has an explicit dtype, because Triton 3.5 and
+    3.6 round it to float32 even with float64 scores.
     """
     return (s - top) * tl.full([], LOG2E, s.dtype)
 
 
 @triton.jit
 def row_pointers(ptr, row, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Pointers (BLOCK_E, BLOCK_D) to the first tile of these rows; the products are 64 bits wide."""
+    """Pointers (BLOCK_E, BLOCK_D) to the first tile of these rows. The products are 64 bits wide."""
     return ptr + row.to(tl.int64)[:, None] * WIDTH + tl.arange(0, BLOCK_D)[None, :]
 
 
@@ -46,10 +46,10 @@ def row_pointers(ptr, row, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
 def load_tile(
     ptr, m: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr, ACC: tl.constexpr
 ):
-    """Tile m of rows, in the type of the sums; what lies past a column's end is zero.
+    """Tile m of rows, in the dtype of the sums. Entries past the end of a column are zero.
 
-    bfloat16 is the upper half of a float32. Said with integers, a number costs one instruction, since half of
-    them need only a mask; Triton's conversion takes each out of its word first.
+    bfloat16 is the upper half of a float32. The integer conversion costs one instruction per number, because
+    half of the numbers only need a mask. Triton's conversion first extracts each number from its word.
     """
     entries: tl.constexpr = WIDTH // COLUMNS
     first: tl.constexpr = m // COLUMNS * BLOCK_D
@@ -77,7 +77,7 @@ def load_row(ptr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.conste
 def store_tile(
     ptr, m: tl.constexpr, tile, live, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Write tile m of those rows whose ``live`` (BLOCK_E, 1) is true."""
+    """Write tile m of the rows with a true ``live`` (BLOCK_E, 1)."""
     entries: tl.constexpr = WIDTH // COLUMNS
     first: tl.constexpr = m // COLUMNS * BLOCK_D
     start: tl.constexpr = m % COLUMNS * entries + first
@@ -88,7 +88,7 @@ def store_tile(
 
 @triton.jit
 def store_row(ptr, row, live, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write the tiles of those rows whose ``live`` (BLOCK_E, 1) is true."""
+    """Write the tiles of the rows with a true ``live`` (BLOCK_E, 1)."""
     for m in tl.static_range(len(row)):
         store_tile(ptr, m, row[m], live, WIDTH, COLUMNS, BLOCK_D)
 
@@ -145,10 +145,10 @@ def add_dot(acc, a, b):
 
 @triton.jit
 def fold_row(row):
-    """The sum of the BLOCK_E rows that lie side by side, in the place of each of them.
+    """Sum the BLOCK_E rows of a tile, and store the sum in the place of each row.
 
-    Rows that are equal keep the shape (BLOCK_E, BLOCK_D) everywhere: tiles (1, BLOCK_D) would be loaded and
-    stored in a layout of their own, at the price of conversions through shared memory.
+    The equal rows keep the shape (BLOCK_E, BLOCK_D) everywhere. Tiles of shape (1, BLOCK_D) would need
+    another layout for loads and stores, and conversions through shared memory.
     """
     folded = ()
     for m in tl.static_range(len(row)):
@@ -160,7 +160,7 @@ def fold_row(row):
 def store_folded_row(
     ptr, row, BLOCK_E: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Write one row that ``fold_row`` put in BLOCK_E places: each place stores tiles of its own."""
+    """Write one row that ``fold_row`` put in BLOCK_E places. Each place stores different tiles."""
     entries: tl.constexpr = WIDTH // COLUMNS
     tiles: tl.constexpr = COLUMNS * triton.cdiv(entries, BLOCK_D)
     lane, inside_tile = tl.arange(0, BLOCK_E)[:, None], tl.arange(0, BLOCK_D)[None, :]
@@ -179,15 +179,15 @@ def store_folded_row(
 
 @triton.jit
 def normalized(top, total):
-    """One over a softmax row's total, and its maximum: one and +inf where no triple is live.
+    """One over the total of a softmax row, and its maximum. Without a live triple they are one and +inf.
 
-    A score that is no number makes the total NaN, and with it the row.
+    A NaN score makes the total NaN, and so the row.
     """
     return 1.0 / tl.where(total == 0, 1.0, total), tl.where(total == 0, float("inf"), top)
 
 
 @triton.jit
 def store_norm(ptr, row, top, factor, live):
-    """Write what ``normalized`` gave, where ``live``."""
+    """Write the results of ``normalized`` where ``live`` is true."""
     tl.store(ptr + 2 * row, top, mask=live)
     tl.store(ptr + 2 * row + 1, factor, mask=live)

@@ -1,4 +1,4 @@
-"""Launch shapes of the layer's kernels measured on the device at hand: on request only, never by a launch."""
+"""Measure launch shapes of the layer's kernels on the current device. A launch never starts a measurement."""
 
 import torch
 from triton.testing import do_bench
@@ -8,14 +8,14 @@ from lightcake_fast.kernels.gpu_backward import backward
 from lightcake_fast.kernels.gpu_forward import forward
 from lightcake_fast.kernels.plan import GpuPlan
 
-VALUES = (8, 16, 32, 64)  # numbers of a row tile in each lane
-REGISTERS = (96, 128, 168, 255)  # of a lane, on NVIDIA's cards
+VALUES = (8, 16, 32, 64)  # numbers of a row tile per lane
+REGISTERS = (96, 128, 168, 255)  # registers per lane, on NVIDIA GPUs
 
 
 def tune(
     plan: GpuPlan, entities: int, relations: int, width: int, dtype: torch.dtype, score: str
 ) -> dict[str, dict[tuple[int, int], float]]:
-    """Measure a layer with each candidate for one kernel after the other, and keep the fastest.
+    """Measure a layer with each candidate, for one kernel after another, and keep the fastest shape.
 
     Returns:
         Milliseconds of a layer, forward and backward, by kernel and candidate.

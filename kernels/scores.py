@@ -1,41 +1,44 @@
-"""Score functions, one block a score, for every back end: arithmetic only.
+"""Score functions: one block per score, used by every back end. Blocks contain only arithmetic.
 
-``h, r, t`` are a triple's three rows as tuples of ``columns`` values, and so are ``g`` and ``q``, the
-gradients of the head's and the relation's new rows. A value is a number in Numba, a tile in Triton, one of
-``x.chunk(columns, -1)`` in PyTorch. With two columns a row is [first half | second half], and entry k of both
-halves belongs together. ``alpha`` and ``beta`` are the triple's two softmax weights, ``slope`` is dL/dpsi
-times ``psi_slope``. A block says:
+``h, r, t`` are the three rows of a triple, as tuples of ``columns`` values. ``g`` and ``q`` have the same
+form: they are the gradients of the new rows of the head and of the relation. A value is a number in Numba, a
+tile in Triton and one tensor of ``x.chunk(columns, -1)`` in PyTorch. With two columns a row is [first half |
+second half], and entry k of the first half belongs to entry k of the second. ``alpha`` and ``beta`` are the
+two softmax weights of the triple. ``slope`` is dL/dpsi times ``psi_slope``. The members of a block are:
 
-    columns             1, or 2 where a row is made of two halves
-    psi_term(h, r, t)   summed over a row's d / columns entries
-    psi(total, sqrt)    the score, from that sum
+    columns             1, or 2 if a row consists of two halves
+    psi_term(h, r, t)   terms that are summed over the d / columns entries of a row
+    psi(total, sqrt)    the score, computed from that sum
     psi_slope(psi, where)
-                        dpsi/dtotal up to the factor that the gradients below have; None where it is one
-    phi_ent(r, t)       what the triple adds to its head, a tuple
-    phi_rel(h, t)       what it adds to its relation, a tuple
+                        dpsi/dtotal up to the factor that the gradients below contain; None if it is one
+    phi_ent(r, t)       the vector that the triple adds to its head, a tuple
+    phi_rel(h, t)       the vector that the triple adds to its relation, a tuple
     grad_h(slope, beta, q, h, r, t)
     grad_r(slope, alpha, g, h, r, t)
     grad_t(slope, alpha, g, beta, q, h, r, t)
                         the triple's share of dL/dh, dL/dr, dL/dt, a tuple: through psi (``slope``),
                         phi_ent (``alpha``, ``g``) and phi_rel (``beta``, ``q``)
 
-``sqrt`` and ``where`` are the back end's own. TransH alone has ``planes``: a relation's row is [r | w], w the
-normal of a plane, and in the CPU's passes its functions get r + c w for r, by which TransE's of projected
-entities are those of raw ones (docs/op.md); the GPU's passes lack it.
+Each back end passes its version of ``sqrt`` and ``where``. Only TransH has ``planes``. Its relation row is [r
+| w], where w is the normal of a plane. The CPU passes call the functions of TransH with r + c w in place of
+r. Then TransE of raw entities equals TransE of projected entities (docs/op.md). The GPU passes do not support
+planes.
 
-Optional, each for the instructions that it saves where a triple and its inverse (t, r_back, h) are settled
-together, as the Triton passes do:
+The optional members below save instructions. The Triton passes process a triple (h, r, t) and its inverse (t,
+r_back, h) together and use these members:
 
-    product(h, r, t)    summed over a row's entries a number linear in each row, whose derivatives by h and r
-                        are phi_ent and phi_rel; where ``product = psi_term`` and ``inverse`` is given, the
-                        gradients follow from these
-    inverse(r)          phi_rel(t, h) is inverse(phi_rel(h, t)), and product(t, r, h), or without one
-                        psi_term(t, r, h), is that of (h, inverse(r), t)
+    product(h, r, t)    terms whose sum over the entries is linear in each row; the derivatives of the sum by
+                        h and r are phi_ent and phi_rel. If ``product = psi_term`` and ``inverse`` is given,
+                        the gradients follow from these two members
+    inverse(r)          phi_rel(t, h) is inverse(phi_rel(h, t)). product(t, r, h) equals
+                        product(h, inverse(r), t); without a product the same holds for psi_term
     add_grad_r(acc, slope, alpha, g, h, r, t, phi)
-                        acc + grad_r; ``phi`` is what phi_rel gave
+                        acc + grad_r; ``phi`` is the result of phi_rel
     add_grad_entity(acc, slope, beta, r, q, slope_back, beta_back, alpha_back, r_back, q_back, g, h, t)
-                        acc + grad_h of (h, r, t) + grad_t of (t, r_back, h): both are h's; ``g`` is that of t
-    own_row             these two leave out ``own_row`` * slope * the row itself, which is added once a row
+                        acc + grad_h of (h, r, t) + grad_t of (t, r_back, h): both belong to h; ``g`` is the
+                        gradient of the new row of t
+    own_row             the two functions above leave out ``own_row`` * slope * (the row itself); the caller
+                        adds this term once per row
 
 Source: LightCAKE, arXiv 2102.10826, equations 1-6; docs/op.md, "The gradient of one layer".
 """
@@ -44,7 +47,7 @@ from typing import Any
 
 
 class Product:
-    """What scores share whose psi is the sum itself."""
+    """Base of the scores with psi equal to the sum."""
 
     psi_slope = None
 
@@ -54,7 +57,7 @@ class Product:
 
 
 class Distance:
-    """What scores share whose psi is minus the square root of the sum; a zero length has gradient zero."""
+    """Base of the scores with psi = -sqrt(sum). The gradient at length zero is zero."""
 
     @staticmethod
     def psi(total, sqrt):
@@ -102,7 +105,7 @@ class DistMult(Product):
 
 
 class TransE(Distance):
-    """psi = -||t - r - h||, phi_ent = t - r, phi_rel = t - h; a zero length has gradient zero."""
+    """psi = -||t - r - h||, phi_ent = t - r, phi_rel = t - h. The gradient at length zero is zero."""
 
     columns = 1
 
@@ -195,7 +198,7 @@ class ComplEx(Product):
 class SimplE(Product):
     """psi = sum_k (h_k r_k t'_k + t_k r'_k h'_k) / 2, phi its derivatives; halves: as head x, as tail x'.
 
-    A relation's second half is its inverse.
+    The second half of a relation row is the inverse relation.
     """
 
     columns = 2
@@ -238,8 +241,9 @@ class SimplE(Product):
 class RotatE(Distance):
     """psi = -||h r - t||, phi_ent = conj(r) t, phi_rel = conj(h) t; halves: real, imaginary.
 
-    With r of modulus one, sums of conj(h) t point to the rotation that takes the h nearest to the t; nothing
-    here asks for it, so the gradients are those of any r. A zero length has gradient zero.
+    If r has modulus one, the sum of conj(h) t points to the rotation that brings the h closest to the t. The
+    code does not require modulus one: the gradients are correct for any r. The gradient at length zero is
+    zero.
     """
 
     columns = 2
@@ -310,13 +314,16 @@ class RotatE(Distance):
 
 
 class TransH(TransE):
-    """TransE of entities projected onto the relation's plane: x - <w, x> w. Source: Wang et al., 2014."""
+    """TransE of entities projected onto the relation's plane: x - <w, x> w.
+
+    Source: Wang et al., 2014.
+    """
 
     planes = True
 
 
 def has_planes(block: Any) -> bool:
-    """Whether a block's relations have planes."""
+    """Return whether the relations of a block have planes."""
     return bool(getattr(block, "planes", False))
 
 
