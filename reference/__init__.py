@@ -1,1 +1,1 @@
-"""LightCAKE in plain PyTorch: imports only torch and itself."""
+"""LightCAKE in plain PyTorch. The folder imports only torch and itself."""

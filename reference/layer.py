@@ -1,4 +1,4 @@
-"""One LightCAKE layer in plain PyTorch: the oracle of every test and the "eager" of every speed ratio."""
+"""One LightCAKE layer in plain PyTorch: the oracle of the tests, the "eager" baseline of the benchmarks."""
 
 import torch
 from torch import Tensor
@@ -20,16 +20,16 @@ def context_layer(
 
     Args:
         entities: shape (N, d), any float dtype.
-        relations: shape (2R, d), or (2R, 2 d) for a score with planes; relation r's inverse is r + R.
+        relations: shape (2R, d), or (2R, 2 d) for a score with planes. The inverse of relation r is r + R.
         triples: ids of all E context triples, inverses included: (h, r, t), each int64 of shape (E,).
-        mask: bool of shape (E,), True leaves the context triple out; or None.
+        mask: bool of shape (E,) or None. True masks the context triple.
         score: a key of ``SCORES``.
         context: "both", "entity" or "relation".
-        residual: False leaves out the rows that the sums are added to.
-        rows: "float32" for entities as they are in all triples, "bfloat16" for their values in that type.
+        residual: False returns only the sums, without the old rows.
+        rows: "float32" reads the entities as given in all triples, "bfloat16" reads them rounded to bfloat16.
 
     Returns:
-        The new entities (N, d), and relations as wide as they were.
+        The new entities (N, d), and new relations of the same shape as ``relations``.
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
@@ -45,7 +45,7 @@ def context_layer(
         alpha = segment_softmax(s, h, len(entities), mask)
         new_entities = new_entities.index_add(0, h, alpha[:, None] * functions.phi_ent(e_r, e_t))
     elif residual:
-        new_entities = new_entities.clone()  # a result is no argument
+        new_entities = new_entities.clone()  # a result must not alias an argument
     if context != "entity":
         beta = segment_softmax(s, r, len(relations), mask)
         new_relations = _plus(new_relations, r, beta[:, None] * functions.phi_rel(e_h, e_t))
@@ -55,7 +55,7 @@ def context_layer(
 
 
 def _plus(table: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
-    """A table with rows (E, d) added to the first d numbers of its rows."""
+    """Return a table with rows (E, d) added to the first d columns."""
     d = rows.shape[1]
     if d == table.shape[1]:
         return table.index_add(0, ids, rows)
@@ -63,14 +63,17 @@ def _plus(table: Tensor, ids: Tensor, rows: Tensor) -> Tensor:
 
 
 def rounded(table: Tensor) -> Tensor:
-    """The nearest bfloat16 values of a table, in its type; autograd takes them for the table itself."""
+    """Round a table to the nearest bfloat16 values, in its dtype.
+
+    Autograd treats the result as the table itself.
+    """
     off = (table.bfloat16().to(table.dtype) - table).detach()
-    # an infinity is no further from itself; beyond the largest bfloat16 the nearest is infinite
+    # Keep infinities as they are. Values beyond the largest bfloat16 round to infinity.
     return table + off.nan_to_num(0.0, torch.inf, -torch.inf)
 
 
 def nothing_added(table: Tensor) -> Tensor:
-    """Zeros that autograd takes for a function of the table."""
+    """Return zeros that autograd treats as a function of the table."""
     return torch.zeros_like(table) + table[:0].sum()
 
 
@@ -82,7 +85,7 @@ def context_weights(
     score: str,
     rows: str = "float32",
 ) -> tuple[Tensor, Tensor]:
-    """The weights of each context triple: alpha in its head's context, beta in its relation's, each (E,)."""
+    """Return the weights (E,) of each context triple: alpha in its head's context, beta in its relation's."""
     h, r, _ = triples
     functions = SCORES[score]
     read = rounded(entities) if rows == "bfloat16" else entities
@@ -91,11 +94,11 @@ def context_weights(
 
 
 def segment_softmax(s: Tensor, segment: Tensor, num_segments: int, mask: Tensor | None) -> Tensor:
-    """Softmax of the scores s (E,) within each segment; a masked score weighs nothing."""
+    """Softmax of the scores s (E,) within each segment. A masked score has weight zero."""
     if mask is not None:
         s = s.masked_fill(mask, -torch.inf)
     top = s.new_full((num_segments,), -torch.inf).scatter_reduce(0, segment, s.detach(), "amax")
-    top = top.masked_fill(top == -torch.inf, 0)  # a segment with no live triple
+    top = top.masked_fill(top == -torch.inf, 0)  # a segment without a live triple
     exponent = (s - top.index_select(0, segment)).exp()
     total = s.new_zeros(num_segments).index_add(0, segment, exponent)
     total = total.masked_fill(total == 0, 1)

@@ -1,4 +1,4 @@
-"""A part of a layer in plain PyTorch: relations have other triples elsewhere."""
+"""Part of a layer in plain PyTorch, for workers that hold only some triples of each relation."""
 
 import torch
 from torch import Tensor
@@ -19,22 +19,25 @@ def forward(
     residual: bool,
     gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The part of a layer that some context triples make.
+    """Compute the layer from a part of the context triples.
 
     Args:
         x: entities (N, d).
         y: relations (2R, d), or (2R, 2 d) for a score with planes.
         triples: ids of all E context triples: (h, r, t), each int64 of shape (E,).
-        mask: bool (E,), True leaves the context triple out.
+        mask: bool (E,). True masks the context triple.
         score: a key of ``SCORES``.
         context: "both", "entity" or "relation".
-        residual: False leaves out the rows that the sums are added to.
-        gathered: what triples read instead of x, (N, d); None for x.
+        residual: False returns only the sums, without the old rows.
+        gathered: rows (N, d) that triples read in place of x; None for x.
 
     Returns:
-        New entities; the weighted means of relations, without y (y itself outside of the context); the scores
-        (E,), -inf where masked; each row's maximum and one over its sum of exp(s - maximum), (N, 2) and
-        (2R, 2), the maximum +inf without a live triple or outside of the context.
+        The new entities, the weighted means of relations without y (y itself outside the context), the scores
+        (E,) with -inf for masked triples, and two softmax tables. The tables (N, 2) and (2R, 2) hold the
+        maximum
+        of each row and one over its sum of exp(s - maximum). The maximum is +inf without a live triple or
+        outside
+        the context.
     """
     h, r, _ = triples
     f = SCORES[score]
@@ -66,12 +69,12 @@ def backward(
     residual: bool,
     gathered: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """dL/dx, and this part's share of dL/dy without q, from gradients of whole new rows.
+    """Compute dL/dx and this part's share of dL/dy (without q) from the gradients of whole new rows.
 
-    Without ``residual`` the new rows are what x and y gain.
+    Without ``residual``, new_x and new_y are the sums alone.
 
-    The weights are constants of the sum that autograd differentiates, and a score counts by its dL/ds:
-    ``alpha <g_h, phi_ent> + beta <q_r, phi_rel> + delta s``. Source: docs/op.md, "The gradient of one layer".
+    Autograd differentiates a sum with constant weights: ``alpha <g_h, phi_ent> + beta <q_r, phi_rel> + delta
+    s``, where delta is dL/ds. Source: docs/op.md, "The gradient of one layer".
     """
     h, r, _ = triples
     alpha, beta = softmax_weights(s, norm_x, h), softmax_weights(s, norm_y, r)
@@ -93,7 +96,7 @@ def backward(
 
 
 def softmax_weights(s: Tensor, norm: Tensor, segment: Tensor) -> Tensor:
-    """The softmax weights of scores from their segments' maxima and factors (M, 2)."""
+    """Compute softmax weights from the scores and the maxima and factors (M, 2) of their segments."""
     top, factor = norm.index_select(0, segment).unbind(-1)
     return (s - top).exp() * factor
 
@@ -101,7 +104,7 @@ def softmax_weights(s: Tensor, norm: Tensor, segment: Tensor) -> Tensor:
 def _weighted_means(s: Tensor, segment: Tensor, rows: int, phi: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax-weighted means of phi (E, d) in each segment, and its maximum and factor."""
     top = s.new_full((rows,), -torch.inf).scatter_reduce(0, segment, s, "amax")
-    shift = top.masked_fill(top == -torch.inf, 0)  # a segment with no live triple
+    shift = top.masked_fill(top == -torch.inf, 0)  # a segment without a live triple
     weight = (s - shift.index_select(0, segment)).exp()
     total = s.new_zeros(rows).index_add(0, segment, weight)
     none = total == 0

@@ -1,4 +1,7 @@
-"""Score functions in plain PyTorch: those of the kernels' blocks, made to be read beside the equations."""
+"""Score functions in plain PyTorch, built from the blocks of the kernels.
+
+They are written so that a reader can compare them with the equations.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +20,12 @@ class Score:
 
     Attributes:
         psi: the score (...) of e_h, e_r, e_t.
-        phi_ent: what a triple adds to its head (..., d), of e_r, e_t.
-        phi_rel: what it adds to its relation (..., d), of e_h, e_t.
-        columns: of which d must be a multiple.
-        planes: whether a relation has a plane, on which the entities of its triples are projected first: its
-            row is [r | w], 2 d numbers, w the plane's normal, of length one, and the functions get
-            x - <w, x> w for an entity's row x, and r. To w nothing is added.
+        phi_ent: the vector (..., d) that a triple adds to its head, from e_r, e_t.
+        phi_rel: the vector (..., d) that a triple adds to its relation, from e_h, e_t.
+        columns: d must be a multiple of this number.
+        planes: whether each relation has a plane, onto which the entities of its triples are projected first.
+            Then a relation row is [r | w] with 2 d numbers, where w is the plane's normal of length one. The
+            functions get r, and x - <w, x> w for an entity row x. The layer adds nothing to w.
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6 and section 4.
     """
@@ -34,7 +37,7 @@ class Score:
     planes: bool = False
 
     def read(self, e_h: Tensor, e_r: Tensor, e_t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The rows (..., d) that the functions get, of those that the tables have."""
+        """Convert rows of the tables to the rows (..., d) that the functions get."""
         if not self.planes:
             return e_h, e_r, e_t
         r, normal = e_r.chunk(2, -1)
@@ -43,7 +46,7 @@ class Score:
     def gather(
         self, entities: Tensor, relations: Tensor, triples: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What the functions get of triples (h, r, t), ids (E,) each, from the two tables."""
+        """Gather the rows that the functions get for triples (h, r, t), ids (E,) each, from two tables."""
         h, r, t = triples
         return self.read(
             entities.index_select(0, h), relations.index_select(0, r), entities.index_select(0, t)
@@ -51,13 +54,13 @@ class Score:
 
 
 def _projected(rows: Tensor, normal: Tensor) -> Tensor:
-    """Rows (..., d) on the planes with these normals of length one."""
+    """Project rows (..., d) onto the planes with these normals of length one."""
     along = (rows * normal).sum(-1, keepdim=True)
     return torch.addcmul(rows, along, normal, value=-1)
 
 
 def of_block(block: Any) -> Score:
-    """The score that a block of ``kernels.scores`` says, its gradients left to autograd."""
+    """Build a score from a block of ``kernels.scores``. Autograd computes its gradients."""
 
     def columns(row: Tensor) -> tuple[Tensor, ...]:
         return row.chunk(block.columns, -1)
