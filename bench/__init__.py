@@ -1,5 +1,5 @@
-"""Measurements: the benchmarks that pytest runs, the gauge of compiled kernels, the report."""
+"""Measurements: the pytest benchmarks, the checks of compiled kernels, and the report."""
 
 from lightcake_fast.process import set_environment
 
-set_environment()  # as in training, and before anything imports PyTorch
+set_environment()  # as in training; it must run before anything imports PyTorch

@@ -1,4 +1,4 @@
-"""Fixtures of the benchmark suite, its option, and the tables after the run."""
+"""Fixtures of the benchmark suite, its command-line option, and the tables after the run."""
 
 import gc
 import json
@@ -17,17 +17,19 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.process import prepare_process
 from lightcake_fast.terminal import Console
 
-SECONDS = 0.5  # of rounds for one figure, at least one round and at most ten
+SECONDS = 0.5  # time for the rounds of one benchmark: at least one round and at most ten
 _NOT_RUN = pytest.StashKey[list[dict[str, str]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The suite's own option."""
-    parser.addoption("--fresh-memory", action="store_true", help="give freed memory back, unlike training")
+    """Add the option of the suite."""
+    parser.addoption(
+        "--fresh-memory", action="store_true", help="return freed memory to the system, unlike training"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin the list of what is not run; a run that is ended from outside writes what it has."""
+    """Create the list of skipped benchmarks. On SIGTERM, still write the results so far."""
     config.stash[_NOT_RUN] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -40,7 +42,7 @@ def _like_a_training_process(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _leave_no_memory_behind() -> Any:
-    """What one benchmark took of a card's memory, or failed to, is there for the next."""
+    """Free the GPU memory of each benchmark, even after a failure, so that the next one can use it."""
     yield
     if torch.cuda.is_available():
         gc.collect()
@@ -49,13 +51,13 @@ def _leave_no_memory_behind() -> Any:
 
 @pytest.fixture(scope="session", params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Each device there is."""
+    """Each available device."""
     return torch.device(request.param)
 
 
 @pytest.fixture(scope="session", params=DATA)
 def data(request: pytest.FixtureRequest) -> KnowledgeGraph:
-    """Generated graphs always, the public sets where found."""
+    """Generated graphs, and the public data sets that are on this machine."""
     return found(request.param)
 
 
@@ -68,7 +70,7 @@ def context(data: KnowledgeGraph, device: torch.device) -> ContextGraph:
 
 @pytest.fixture(scope="session")
 def not_run(request: pytest.FixtureRequest) -> Callable[..., NoReturn]:
-    """Note for the report what is not measured here and why, and skip."""
+    """Return a function that records a skipped benchmark and its reason for the report, and then skips."""
 
     def note(reason: str, **what: str) -> NoReturn:
         entry = {**what, "reason": reason}
@@ -82,11 +84,11 @@ def not_run(request: pytest.FixtureRequest) -> Callable[..., NoReturn]:
 
 @pytest.fixture
 def measure(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Time a call and note what it did.
+    """Return a function that times a call and records a description of it.
 
-    The call takes what `setup` gives. `warm` is how many seconds a call took before, the compilation not
-    counted; `items` how many things one call deals with; `beside` are other calls that take turns with it;
-    the rest goes into `extra_info`.
+    `setup` returns the arguments of the call. `warm` is the duration of an earlier call in seconds, without
+    compilation. `items` is the number of items that one call processes. `beside` holds other calls, which run
+    alternately with this one. All further arguments go to `extra_info`.
     """
 
     def run(
@@ -124,13 +126,13 @@ def measure(benchmark: BenchmarkFixture, request: pytest.FixtureRequest) -> Call
 def pytest_benchmark_update_json(
     config: pytest.Config, benchmarks: object, output_json: dict[str, Any]
 ) -> None:
-    """Put what was not run beside the figures."""
+    """Add the skipped benchmarks to the results file."""
     output_json[NOT_RUN] = config.stash[_NOT_RUN]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(config: pytest.Config) -> None:
-    """Print the figures side by side."""
+    """Print the tables."""
     session = getattr(config, "_benchmarksession", None)
     benchmarks = [] if session is None else [bench for bench in session.benchmarks if bench]
     entries = json.loads(json.dumps([bench.as_dict(include_data=False) for bench in benchmarks]))

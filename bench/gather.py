@@ -1,6 +1,6 @@
-"""The rows that a layer must read, and no more, read by Numba in the layer's own order: a CPU's limit.
+"""A lower bound on a CPU: read only the rows that a layer must read, with Numba, in the layer's order.
 
-`python -m bench.gather [DATASET ...]` prints a layer beside it at three widths, taking turns.
+`python -m bench.gather [DATASET ...]` compares it with a layer at three widths, in alternating rounds.
 """
 
 import argparse
@@ -16,13 +16,13 @@ from lightcake_fast.kernels.plan import Plan
 from lightcake_fast.process import prepare_process
 
 DATASETS = ("ddb14", "wn18rr", "nell995", "fb15k-237")
-GOALS = {64: 2.5, 128: 2.0, 256: 2.0}  # times the gather that a layer should take at most, by d
+GOALS = {64: 2.5, 128: 2.0, 256: 2.0}  # by d: goal for the layer's time divided by the gather's time
 ROUNDS = 25
 
 
 @Pass
 def entity_pass(width: int) -> Any:
-    """Sums over chunks of context triples in head order: of the tails' rows, in ``two`` tables or in one."""
+    """Sum the rows of the tails over chunks of context triples in head order, from two tables if ``two``."""
 
     def run(x, g, tail, chunk, task, out, two, tasks, counter):
         d = width if width > 0 else x.shape[1]
@@ -52,7 +52,7 @@ def entity_pass(width: int) -> Any:
 
 @Pass
 def relation_pass(width: int) -> Any:
-    """Sums over chunks of raw triples in relation order: of both ends' rows, in ``two`` tables or in one."""
+    """Sum the rows of both ends over chunks of raw triples in relation order, from two tables if ``two``."""
 
     def run(x, g, head, tail, chunk, out, two, tasks, counter):
         d = width if width > 0 else x.shape[1]
@@ -82,7 +82,7 @@ def relation_pass(width: int) -> Any:
 
 
 def gathered(plan: Plan, x: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What the two passes of a forward read of ``x`` (N, d), or those of a backward, of ``g`` (N, d) too.
+    """Read the rows ``x`` (N, d) of the two forward passes, or with ``g`` (N, d) the rows of the backward.
 
     Returns:
         The sums over the plan's chunks: of entities (Q, d), of relations (P, d).
@@ -97,7 +97,7 @@ def gathered(plan: Plan, x: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def gathered_by_definition(plan: Plan, x: Tensor, g: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same by PyTorch."""
+    """Compute the same sums with PyTorch."""
     rows = x if g is None else x + g
 
     def sums(ids: Tensor, bounds: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("datasets", nargs="*", default=DATASETS, metavar="DATASET")
     cpu = torch.device("cpu")
-    print(f"{device_name(cpu)}, torch {torch.__version__}, best of {ROUNDS} by turns\n")
+    print(f"{device_name(cpu)}, torch {torch.__version__}, best of {ROUNDS} alternating rounds\n")
     print("| data set | d | layer, ms | bare gather, ms | ratio | goal |\n|---|---|---|---|---|---|")
     for name in parser.parse_args().datasets:
         for dim, goal in GOALS.items():
@@ -127,7 +127,7 @@ def main() -> None:
             best = dict.fromkeys(steps, math.inf)
             for which, step in steps.items():
                 difference = largest_difference(*compared(which, given, step.both(), None))
-                assert difference < TOLERANCE, f"{which} on {name} is off by {difference:.1e}: not timed"
+                assert difference < TOLERANCE, f"not timed: {which} on {name} differs by {difference:.1e}"
             for _ in range(ROUNDS):
                 for which, step in steps.items():
                     best[which] = min(best[which], timed(step.both, cpu)[1])

@@ -1,4 +1,4 @@
-"""One layer over a graph, forward and backward, by every implementation that does it, side by side."""
+"""One layer over a graph, forward and backward, in every implementation that this suite compares."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -17,20 +17,20 @@ from lightcake_fast.ops import context_layer
 from lightcake_fast.scores import FUSED
 
 BFLOAT16 = "lightcake bfloat16"
-HALF_ROWS = "lightcake bfloat16 rows"  # of which triples read such a copy; all else is float32
-BLOCKS = 32  # of a block-diagonal R-GCN: at width 256 its matrices are 8 by 8
+HALF_ROWS = "lightcake bfloat16 rows"  # triples read a bfloat16 copy of the entities; all else is float32
+BLOCKS = 32  # number of blocks of a block-diagonal R-GCN: at width 256 its matrices are 8 by 8
 
 
 @dataclass(frozen=True)
 class LayerInput:
-    """What a layer is timed on.
+    """The input of a timed layer.
 
     Attributes:
         graph: the context.
-        entities: (N, d), asks for gradients.
-        relations: (2R, d), likewise.
-        entity_gradient: (N, d), to send back.
-        relation_gradient: (2R, d), likewise.
+        entities: (N, d), requires gradients.
+        relations: (2R, d), requires gradients.
+        entity_gradient: (N, d), gradient of the new entities.
+        relation_gradient: (2R, d), gradient of the new relations.
         score: LightCAKE's score function.
     """
 
@@ -43,18 +43,18 @@ class LayerInput:
 
     @property
     def context_triples(self) -> int:
-        """E, inverses included."""
+        """Number of context triples E, inverses included."""
         return 2 * self.graph.num_triples
 
     @property
     def row_bytes(self) -> int:
-        """Of one embedding."""
+        """Bytes per embedding."""
         return self.entities.shape[1] * self.entities.element_size()
 
     @classmethod
     def random(cls, graph: ContextGraph, dim: int, score: str = "distmult") -> "LayerInput":
-        """Normal rows on the graph's device; scores are of about one, whatever the width."""
-        _ = graph.gpu_plan if graph.device.type == "cuda" else graph.plan  # made now, not when it is timed
+        """Return normal rows on the graph's device, scaled so that scores are about one at any width."""
+        _ = graph.gpu_plan if graph.device.type == "cuda" else graph.plan  # built here, outside the timing
         generator = torch.Generator().manual_seed(0)
         scale = 0.7 / max(dim, 4) ** (1 / 6)
         sizes = (graph.num_entities, dim), (2 * graph.num_relations, dim)
@@ -63,7 +63,7 @@ class LayerInput:
         return cls(graph, (x * scale).requires_grad_(), (y * scale).requires_grad_(), g, q, score)
 
     def to(self, dtype: torch.dtype) -> "LayerInput":
-        """The same in another type."""
+        """Return the same input in another dtype."""
         x, y = (table.detach().to(dtype).requires_grad_() for table in (self.entities, self.relations))
         g, q = self.entity_gradient.to(dtype), self.relation_gradient.to(dtype)
         return LayerInput(self.graph, x, y, g, q, self.score)
@@ -73,10 +73,10 @@ class LayerStep:
     """A layer's forward and backward as separate calls.
 
     Args:
-        compute: gives the outputs.
-        inputs: what the outputs are differentiated by.
-        gradients: of a loss by each output.
-        parameters: numbers that a model with this one layer learns; None for no model.
+        compute: returns the outputs.
+        inputs: tensors to compute gradients for.
+        gradients: gradients of a loss by each output.
+        parameters: number of learned parameters of a model with this one layer; None if it is no model.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class LayerStep:
         self.parameters = parameters
 
     def forward(self) -> tuple[Tensor, ...]:
-        """The outputs, with what a backward needs."""
+        """Return the outputs, with the graph for the backward."""
         return self._compute()
 
     def backward(self, *outputs: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of the inputs, from a forward's outputs, which are used up."""
+        """Return the gradients of the inputs. The graph of the outputs is freed."""
         return torch.autograd.grad(outputs, self._inputs, self._gradients)
 
     def both(self) -> tuple[Tensor, ...]:
-        """Outputs and gradients."""
+        """Return the outputs and the gradients."""
         outputs = self.forward()
         return *(output.detach() for output in outputs), *self.backward(*outputs)
 
@@ -106,13 +106,13 @@ class LayerStep:
 def context_step(
     given: LayerInput, backend: str, *, compiled: bool = False, rows: str = "float32"
 ) -> LayerStep:
-    """This package's layer; "reference" is plain PyTorch under autograd."""
+    """Build this package's layer. The back end "reference" is plain PyTorch with autograd."""
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return context_layer(x, y, given.graph, score=given.score, rows=rows, backend=backend)
 
     if compiled:
-        _ = given.graph.context_triples  # made now: its lock cannot be traced
+        _ = given.graph.context_triples  # built here, because its lock cannot be traced
         layer = torch.compile(layer, dynamic=False, fullgraph=True)
     tables = given.entities, given.relations
     gradients = given.entity_gradient, given.relation_gradient
@@ -121,7 +121,7 @@ def context_step(
 
 
 def rgcn_layer(given: LayerInput, decomposition: str) -> RGCNLayer:
-    """An R-GCN layer of this package, always the same."""
+    """Build an R-GCN layer of this package with a fixed seed."""
     dim, relations = given.entities.shape[1], given.graph.num_relations
     generator = torch.Generator().manual_seed(1)
     layer = RGCNLayer(relations, dim, decomposition=decomposition, bases=BLOCKS, generator=generator)
@@ -129,13 +129,13 @@ def rgcn_layer(given: LayerInput, decomposition: str) -> RGCNLayer:
 
 
 def rgcn_step(given: LayerInput, decomposition: str) -> LayerStep:
-    """This package's R-GCN layer."""
+    """Build this package's R-GCN layer."""
     layer = rgcn_layer(given, decomposition)
     return _convolution_step(given, lambda x: layer(x, given.graph), [layer.root, layer.matrices])
 
 
 def pyg_step(given: LayerInput, convolution: str) -> LayerStep:
-    """PyG's `RGCNConv` with full matrices or `FastRGCNConv` with blocks, the weights as in `rgcn_step`."""
+    """Build PyG's `RGCNConv` (full matrices) or `FastRGCNConv` (blocks), with the weights of `rgcn_step`."""
     full = convolution == "RGCNConv"
     ours = rgcn_layer(given, "full" if full else "block")
     dim, relations = given.entities.shape[1], 2 * given.graph.num_relations
@@ -153,29 +153,29 @@ def pyg_step(given: LayerInput, convolution: str) -> LayerStep:
 def _convolution_step(
     given: LayerInput, layer: Callable[[Tensor], Tensor], weights: list[Tensor]
 ) -> LayerStep:
-    # with the entities, and the decoder's R relations
+    # plus the entities and the R relations of the decoder
     count = given.entities.numel() + given.relations.numel() // 2 + sum(weight.numel() for weight in weights)
     inputs = [given.entities, *weights]
     return LayerStep(lambda: (layer(given.entities),), inputs, [given.entity_gradient], count)
 
 
 class GatherStep(LayerStep):
-    """The limit: reads the rows that a layer over the graph must read, and adds them up."""
+    """A lower bound: it reads the rows that a layer over the graph must read, and sums them."""
 
     def __init__(self, given: LayerInput) -> None:
         super().__init__(lambda: gathered_sums(given, None), [], [], None)
         self._given = given
 
     def backward(self, *_: Tensor) -> tuple[Tensor, ...]:
-        """The sums of a backward's rows."""
+        """Return the sums of the rows of a backward."""
         return gathered_sums(self._given, self._given.entity_gradient)
 
 
 def gathered_sums(given: LayerInput, gradient: Tensor | None) -> tuple[Tensor, ...]:
-    """Sums of the rows that a forward reads, or with a gradient (N, d) a backward.
+    """Sum the rows that a forward reads, or with a gradient (N, d) the rows that a backward reads.
 
-    On a CPU those of the layer's passes, in their order (see ``bench.gather``); on a GPU the neighbours'
-    rows, in the backward those of the gradients too.
+    On a CPU the rows are read in the order of the layer's passes (see ``bench.gather``). On a GPU they are
+    the rows of the neighbors, and in the backward also the gradients of these rows.
     """
     x = given.entities.detach()
     if x.device.type == "cpu":
@@ -184,18 +184,18 @@ def gathered_sums(given: LayerInput, gradient: Tensor | None) -> tuple[Tensor, .
 
 
 def neighbour_sums(given: LayerInput, rows: Tensor) -> Tensor:
-    """The sum of the neighbours' rows of each entity, (N, d)."""
+    """Return the sum of each entity's neighbor rows, (N, d)."""
     found = neighbours(given.graph).in_head_order
     bounds, ones = neighbours(given.graph).head_bounds, torch.ones_like(found.tail, dtype=rows.dtype)
     return sum_rows(rows, found.tail, bounds, ones)
 
 
-# This package's layer by the name of its row: DistMult has the plain one.
+# Scores by model name in the report. DistMult is the plain "lightcake".
 SCORE_OF = {"lightcake" if score == "distmult" else f"lightcake {score}": score for score in FUSED}
 
 
 def fused_builder(score: str) -> Callable[[LayerInput], LayerStep]:
-    """The layer in this package's kernels."""
+    """Return a builder of the layer in this package's kernels."""
     return lambda given: context_step(replace(given, score=score), "auto")
 
 
@@ -214,30 +214,31 @@ BUILDERS: dict[str, Callable[[LayerInput], LayerStep]] = {
 
 
 def predicted_peak(given: LayerInput, name: str) -> int:
-    """Peak bytes of forward and backward: so many d-wide rows a context triple, or tables of N rows.
+    """Predict the peak bytes of forward and backward: d-wide rows per context triple, or tables of N rows.
 
     The factors of plain PyTorch and PyG were measured on DDB14 and WN18RR, d = 256.
     """
     rows = {"lightcake eager": 10, "lightcake compiled": 3, "PyG FastRGCNConv": 20}.get(name, 0)
     peak = rows * given.context_triples * given.row_bytes
-    if name == "PyG RGCNConv":  # keeps a table for each relation
+    if name == "PyG RGCNConv":  # it keeps one table per relation
         peak += 2 * given.graph.num_relations * given.entities.nbytes
-    if name == "PyG FastRGCNConv":  # a one-hot row of the relation for each context triple, twice
+    if name == "PyG FastRGCNConv":  # it keeps two one-hot relation rows per context triple
         peak += 2 * given.context_triples * 2 * given.graph.num_relations * given.entities.element_size()
     return peak
 
 
 def layer_input(dataset: str, dim: int, score: str = "distmult") -> LayerInput:
-    """The training graph of a data set, on the CPU, with random rows."""
+    """Return the training graph of a data set on the CPU, with random rows."""
     data = load_dataset(dataset)
     graph = ContextGraph.from_triples(data.train, data.num_entities, data.num_relations)
     return LayerInput.random(graph, dim, score)
 
 
 def layer_run(name: str, dataset: str, dim: int, score: str = "distmult") -> Computation:
-    """Forward and backward of a layer on a data set on the CPU, for ``peak_in_child``."""
+    """Return the forward and backward of a layer on a data set on the CPU, for ``peak_in_child``."""
     step = BUILDERS[name](layer_input(dataset, dim, score))
-    # compilers and libraries take their memory before it counts; a compiled graph is one of its sizes
+    # Compilers and libraries allocate their memory first, outside the measurement. A compiled graph depends
+    # on its sizes, so it runs on the real graph.
     first = step if name == "lightcake compiled" else BUILDERS[name](layer_input("family:60", dim, score))
     first.both()
     return step.both

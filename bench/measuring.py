@@ -1,4 +1,4 @@
-"""What every benchmark measures with: the data that is there, the one timer, the machine's description."""
+"""Tools of every benchmark: the available data sets, the timer, and the description of the machine."""
 
 import dataclasses
 import importlib.util
@@ -22,11 +22,11 @@ DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 def found(name: str) -> KnowledgeGraph:
-    """A data set; skips where a public one is not on this machine."""
+    """Load a data set, or skip if a public one is not on this machine."""
     public = PUBLIC_DATASETS.get(name)
     if public is not None and find_folder(public) is None:
-        pytest.skip(f"no {name}: put its folder {public.folder} into the one that {DATA_VARIABLE} names")
-    return dataclasses.replace(load_dataset(name), name=name)  # the size of a generated one is in its name
+        pytest.skip(f"{name} is missing: put its folder {public.folder} into the folder ${DATA_VARIABLE}")
+    return dataclasses.replace(load_dataset(name), name=name)  # the size is part of a generated set's name
 
 
 def synchronise(device: torch.device) -> None:
@@ -36,7 +36,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """What a call gives and how many seconds it took, the device's work included."""
+    """Return the result of a call and its duration in seconds, including the work of the device."""
     synchronise(device)
     start = time.perf_counter()
     result = call()
@@ -45,7 +45,7 @@ def timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
 
 
 def available_bytes(device: torch.device) -> float:
-    """Memory that is free; endless where the system does not tell."""
+    """Return the free memory in bytes; infinity if the system does not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     file = Path("/proc/meminfo")
@@ -54,7 +54,7 @@ def available_bytes(device: torch.device) -> float:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The device and the versions that decide its speed."""
+    """Return the device and the versions that affect its speed."""
     peers = ["torch", "numpy", "numba", "triton", "torch_geometric"]
     versions = {peer: metadata.version(peer) for peer in peers if importlib.util.find_spec(peer)}
     return {

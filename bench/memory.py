@@ -1,4 +1,4 @@
-"""Peak memory: of a call, or of a computation on a CPU in a process of its own."""
+"""Peak memory of a call, or of a computation on a CPU in a separate process."""
 
 import ctypes
 import importlib
@@ -20,16 +20,16 @@ Computation = Callable[[], Iterable[Tensor] | None]
 
 
 def peak_in_child(builder: str, *arguments: Any) -> int | None:
-    """Peak memory of a computation on the CPU in a process of its own, in bytes.
+    """Measure the peak memory of a computation on the CPU in a separate process, in bytes.
 
     Args:
-        builder: "module:function"; called with the arguments, it gives the computation, ready: compilers and
-            libraries have their memory by then.
+        builder: "module:function". The function gets the arguments and returns the computation. It must first
+            let compilers and libraries allocate their memory.
         arguments: Plain values.
 
     Returns:
-        What was held at most beyond what was there before and beyond the tensors that the computation gives;
-        None where the system does not tell.
+        The peak memory, minus the memory before the call and minus the tensors that the computation returns.
+        None if the system does not report it.
 
     Raises:
         RuntimeError: The child failed.
@@ -45,11 +45,11 @@ def peak_in_child(builder: str, *arguments: Any) -> int | None:
 
 
 def peak_of_call(computation: Computation, device: torch.device) -> int:
-    """Peak memory of one call beyond what was there before and what it gives, in bytes.
+    """Measure the peak memory of one call, without the memory before it and without its results, in bytes.
 
     Args:
-        computation: What is called; on a CPU the process must do nothing else.
-        device: Where it computes.
+        computation: The function to call. On a CPU the process must do nothing else.
+        device: Device of the computation.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -68,7 +68,7 @@ def _bytes(tensors: Iterable[Tensor] | None) -> int:
 
 
 def _reset_peak() -> None:
-    """Make the process's peak its present memory, without what was freed before (Linux)."""
+    """Release freed memory and reset the process's peak to its current memory (Linux)."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -76,14 +76,14 @@ def _reset_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process has held at once, since it was last reset (Linux)."""
+    """Return the peak memory of this process since the last reset (Linux)."""
     found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found.group(1)) * 1024
 
 
 def main(argv: Sequence[str]) -> None:
-    """The child of `peak_in_child`: build the computation, run it, print its peak."""
+    """Run in the child of `peak_in_child`: build the computation, run it, print its peak."""
     builder, arguments = argv
     module, _, name = builder.partition(":")
     computation: Computation = getattr(importlib.import_module(module), name)(*json.loads(arguments))

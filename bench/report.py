@@ -1,4 +1,4 @@
-"""Tables and a figure of a benchmark run: `python -m bench.report RESULTS.json`."""
+"""Print tables and draw a figure of a benchmark run: `python -m bench.report RESULTS.json`."""
 
 import json
 import sys
@@ -10,7 +10,7 @@ from lightcake_fast import terminal
 from lightcake_fast.cli import ArgumentParser, run
 from lightcake_fast.errors import InputError
 
-NOT_RUN = "not_run"  # key in the results file: benchmarks that were skipped, and why
+NOT_RUN = "not_run"  # key in the results file: skipped benchmarks and the reasons
 PEERS = {"R-GCN": "rgcn", "eager": "lightcake eager", "PyG": "PyG RGCNConv", "gather": "gather"}
 EXAMPLES = """\
 examples, after pytest bench/ --benchmark-only --benchmark-json results.json:
@@ -18,15 +18,15 @@ examples, after pytest bench/ --benchmark-only --benchmark-json results.json:
   python -m bench.report results.json --figure layers.png   the same and a figure
 """
 
-Reasons = list[dict[str, str]]  # of benchmarks that were skipped
+Reasons = list[dict[str, str]]  # of skipped benchmarks
 Row = dict[str, Any]  # `extra_info` of a benchmark, and `seconds` of its fastest round
 
 
 def rows_of(benchmarks: Iterable[Any]) -> list[Row]:
-    """The rows of benchmarks as pytest-benchmark writes them.
+    """Convert benchmarks in the format of pytest-benchmark to rows.
 
     Raises:
-        InputError: An entry does not come from this project's suite.
+        InputError: An entry is not a benchmark of this project's suite.
     """
     rows = []
     for entry in benchmarks:
@@ -42,7 +42,7 @@ def rows_of(benchmarks: Iterable[Any]) -> list[Row]:
 
 
 def tables(rows: Sequence[Row], left_out: Reasons) -> dict[str, list[list[str]]]:
-    """A table for each kind of benchmark and device, by title; the first line of a table is its header."""
+    """Build one table per kind of benchmark and device, by title. The first line of a table is its header."""
     found = {}
     for kind, device in dict.fromkeys((row["kind"], row["device"]) for row in rows):
         some = [row for row in rows if (row["kind"], row["device"]) == (kind, device)]
@@ -67,7 +67,10 @@ def tables(rows: Sequence[Row], left_out: Reasons) -> dict[str, list[list[str]]]
 
 
 def _ratio(rows: Sequence[Row], model: str) -> Callable[[Row], str]:
-    """The column of a peer's seconds over a row's, the peer measured in turn with it or in the same group."""
+    """Build a column: the seconds of a peer divided by the seconds of the row.
+
+    The peer was measured alternately with the row, or it is in the same group.
+    """
 
     def group(row: Row) -> tuple[Any, ...]:
         return row["data"], row["mode"], row["items"]
@@ -82,7 +85,7 @@ def _ratio(rows: Sequence[Row], model: str) -> Callable[[Row], str]:
 
 
 def markdown(rows: Sequence[Row], left_out: Reasons) -> str:
-    """The tables as Markdown, after the machine and the versions."""
+    """Return the tables as Markdown, after the machine and the versions."""
     lines = [
         "# Benchmarks",
         "",
@@ -133,10 +136,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def read_results(path: Path) -> tuple[list[Row], list[dict[str, str]]]:
-    """Read a file that `pytest bench/ --benchmark-only --benchmark-json FILE` wrote.
+    """Read a file written by `pytest bench/ --benchmark-only --benchmark-json FILE`.
 
     Raises:
-        InputError: The file is missing, damaged, or holds no benchmark of this project's suite.
+        InputError: The file is missing or damaged, or it has no benchmark of this project's suite.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -147,7 +150,7 @@ def read_results(path: Path) -> tuple[list[Row], list[dict[str, str]]]:
 
 
 def make_parser() -> ArgumentParser:
-    """The command's flags."""
+    """Create the parser of the command."""
     parser = ArgumentParser("python -m bench.report", "Print the tables of a benchmark run.", EXAMPLES)
     parser.add_argument("results", metavar="RESULTS.json", type=Path, help="file that --benchmark-json wrote")
     parser.add_argument("--figure", metavar="FILE", type=Path, help="file of a figure, PNG or SVG")

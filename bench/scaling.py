@@ -1,8 +1,8 @@
-"""What big graphs cost, time and peak memory: `python -m bench.scaling [TRIPLES ...]`, one thread.
+"""Measure time and peak memory of big graphs with one thread: `python -m bench.scaling [TRIPLES ...]`.
 
-Every stage runs in a process of its own on a generated skewed graph of T triples, T / 4 entities and 800
-relations, which are Wikidata5M's proportions. Seconds are those of the processor, so that what else the
-machine does counts little.
+Every stage runs in a separate process on a generated skewed graph with T triples, T / 4 entities and 800
+relations. These are the proportions of Wikidata5M. The times are CPU seconds, so other processes on the
+machine affect them little.
 """
 
 import argparse
@@ -33,16 +33,16 @@ from lightcake_fast.training.run_folder import Position, RunFolder
 from lightcake_fast.training.state import restore_state, training_state
 
 RELATIONS = 800
-HELD_OUT = 10_000  # triples of valid and of test
+HELD_OUT = 10_000  # triples in valid and in test
 LAYER_DIM = 32
 FLAGS = {"dataset": "family", "preset": "paper", "batch_size": 65_536, "layers": 2, "dim": 64}
 
 
 def write_graph(folder: Path, triples: int) -> None:
-    """Write train, valid and test of a graph in which a tenth of the ids gets nearly half of the draws."""
+    """Write train, valid and test of a graph. A tenth of the ids gets nearly half of the draws."""
     rng = np.random.default_rng(0)
     entities = triples // 4
-    places = rng.permutation(entities)  # popular entities lie anywhere in the tables
+    places = rng.permutation(entities)  # spread popular entities over the tables
     folder.mkdir(parents=True)
     for split, count in (("train", triples), ("valid", HELD_OUT), ("test", HELD_OUT)):
         ids = (rng.random((count, 3)) ** 3 * [entities, RELATIONS, entities]).astype(np.int64)
@@ -83,14 +83,14 @@ def _layer(folder: Path) -> Callable[[], object]:
         new_entities, new_relations = context_layer(entities, relations, graph)
         (new_entities.sum() + new_relations.sum()).backward()  # type: ignore[no-untyped-call]
 
-    both()  # compiles
+    both()  # compile first
     return both
 
 
 def _step(folder: Path) -> Callable[[], object]:
     experiment = _experiment(folder)
     batch, *_ = experiment.epoch(0)
-    for _ in range(2):  # the plan, the optimiser's state, the compiled passes; then the memory that is kept
+    for _ in range(2):  # creates the plan, the optimizer state and the compiled passes; then the kept memory
         experiment.advance(batch)
     return lambda: experiment.advance(batch)
 
@@ -98,7 +98,7 @@ def _step(folder: Path) -> Callable[[], object]:
 def _save(folder: Path) -> Callable[[], object]:
     experiment, place = _experiment(folder), folder / "run"
     batch, *_ = experiment.epoch(0)
-    experiment.advance(batch)  # Adam's averages are saved too
+    experiment.advance(batch)  # creates Adam's averages, which are saved too
     config = dataclasses.replace(experiment.config, out=str(place))
     run = RunFolder.open(place) if RunFolder.is_at(place) else RunFolder.create(config, folder.name)
 
@@ -114,7 +114,7 @@ def _load(folder: Path) -> Callable[[], object]:
 
     def load() -> None:
         found = run.load_last(experiment.data.fingerprint)
-        assert found is not None, "saved by the stage before"
+        assert found is not None, "expected the state of the stage before, got none"
         restore_state(found[0], experiment.model, experiment.step)
 
     return load
@@ -132,14 +132,14 @@ STAGES: dict[str, tuple[str, Callable[[Path], Callable[[], object]]]] = {
     "plan": ("plan of the passes", _plan),
     "layer": (f"a layer, forward and backward, d {LAYER_DIM}", _layer),
     "step": ("a training step, B 65,536, L 2, d 64", _step),
-    "save": ("saving what a step leaves", _save),
-    "load": ("loading it", _load),
+    "save": ("saving the state after a step", _save),
+    "load": ("loading this state", _load),
     "evaluation": (f"ranking {HELD_OUT:,} triples, L 2, d 64", _evaluation),
 }
 
 
 def run_stage(stage: str, folder: Path) -> dict[str, float]:
-    """Run a stage in this process, set up as commands are; its preparation counts for the memory alone."""
+    """Run a stage in this process, set up like a command. Its preparation counts only for the memory."""
     prepare_process()
     torch.set_num_threads(1)
     before = peak_bytes()
@@ -150,7 +150,7 @@ def run_stage(stage: str, folder: Path) -> dict[str, float]:
 
 
 def measure(stage: str, folder: Path, cache: Path) -> dict[str, float]:
-    """Run a stage in a process of its own, whose user's cache folder is `cache`."""
+    """Run a stage in a separate process, with `cache` as the cache folder."""
     command = [sys.executable, "-m", "bench.scaling", "--stage", stage, str(folder)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=True)
@@ -159,7 +159,7 @@ def measure(stage: str, folder: Path, cache: Path) -> dict[str, float]:
 
 
 def table(sizes: Sequence[int], results: dict[tuple[str, int], dict[str, float]]) -> str:
-    """The results as a Markdown table, with the growth between the smallest and the largest graph."""
+    """Format the results as a Markdown table, with the growth from the smallest to the largest graph."""
     lines = [
         "| | " + " | ".join(f"{size / 1e6:g} M: s | GiB" for size in sizes) + " | growth: time | memory |",
         "|---|" + "---|" * (2 * len(sizes) + 2),
@@ -176,7 +176,7 @@ def table(sizes: Sequence[int], results: dict[tuple[str, int], dict[str, float]]
 
 
 def main() -> None:
-    """Measure every stage at every size, or, as the child, one stage on one folder."""
+    """Measure every stage at every size. In the child process, run one stage on one folder."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("triples", nargs="*", type=float, default=[1e6, 5e6], metavar="TRIPLES")
     parser.add_argument("--stage", nargs=2, metavar=("STAGE", "FOLDER"), help=argparse.SUPPRESS)

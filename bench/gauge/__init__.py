@@ -1,1 +1,1 @@
-"""What compiled kernels are like, on any machine: nothing here is timed."""
+"""Checks of compiled kernels on any machine. Nothing here is timed."""

@@ -1,9 +1,13 @@
-"""Compile every kernel for absent cards and look at the code: ``python -m bench.gauge.compile_check``.
+"""Compile every kernel for GPUs that need not be present, and check the machine code.
 
-A kernel passes without spills and local memory, with rows loaded 16 bytes at a time (8 of a 16-bit copy, as
-many numbers as of the float32 rows beside it), without a barrier in a loop that one warp runs alone (but for
-those that are worth it), and without a loop that waits for memory more than twice a trip. Failures name the
-kernel and the target.
+Run ``python -m bench.gauge.compile_check``. A kernel passes if:
+
+- it has no spills and uses no local memory;
+- it loads rows 16 bytes at a time (8 bytes for a 16-bit copy, which is the same count of numbers);
+- loops that one warp runs alone have no barrier, except the accepted ones below;
+- each loop waits for memory at most twice per iteration.
+
+Failures name the kernel and the target.
 """
 
 import argparse
@@ -34,19 +38,19 @@ from lightcake_fast.kernels.scores import SCORES
 from lightcake_fast.segments import Segments
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-ROW_BYTES = 16  # of a row that a lane loads at once
-ROUND_TRIPS = 2  # to memory, that a trip through a loop may wait for
-# Barriers in loops that may be: a cut row's merge runs once for each 32 parts, which was under 0.1 barriers a
-# context triple on all four data sets
+ROW_BYTES = 16  # bytes of a row that a lane loads at once
+ROUND_TRIPS = 2  # accepted waits for memory per iteration of a loop
+# Accepted barriers in loops. The merge of a cut row has one barrier per 32 parts, which was under 0.1
+# barriers per context triple on all four data sets.
 PAID_BARRIERS = {"gpu_merge.merge_pass": 1}
 
 
 @dataclass(frozen=True)
 class Check:
-    """One kernel in one specialisation on one target.
+    """One kernel, compiled for one configuration and one target.
 
     Attributes:
-        problems: what is wrong with its code; empty where nothing is.
+        problems: problems of the machine code; empty if there are none.
     """
 
     target: str
@@ -63,7 +67,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Case:
-    """A layer to compile; the score "segments" stands for the general op."""
+    """A layer to compile. The score "segments" stands for the general op."""
 
     target: str
     width: int = 256
@@ -77,7 +81,10 @@ class Case:
 def cases(
     targets: Sequence[str], scores: Sequence[str] = tuple(SCORES), *, everything: bool = False
 ) -> Iterator[Case]:
-    """What is compiled: each target at d = 256, with everything also contexts, masks, types and widths."""
+    """List the layers to compile: each target at d = 256.
+
+    With ``everything``, the list also has contexts, masks, dtypes and widths.
+    """
     for target, dtype, score in itertools.product(targets, ("float32", "bfloat16"), (*scores, "segments")):
         if score != "segments" or dtype == "float32":
             yield Case(target, dtype=dtype, score=score)
@@ -94,7 +101,7 @@ def cases(
 
 
 def check(case: Case) -> list[Check]:
-    """Compile a case's kernels and look at each."""
+    """Compile the kernels of a case and check each."""
     return [
         Check(
             **asdict(case),
@@ -107,7 +114,7 @@ def check(case: Case) -> list[Check]:
 
 
 def problems(launch: Launch) -> list[str]:
-    """What is wrong with a kernel's code."""
+    """List the problems of a kernel's machine code."""
     used = resources(launch)
     found = [
         f"{amount} {what}"
@@ -130,7 +137,7 @@ def problems(launch: Launch) -> list[str]:
         found.append(f"{len(narrow)} narrow loads of rows: {narrow[0]}")
     waits = max((round_trips(body) for body in code.innermost), default=0)
     if waits > ROUND_TRIPS:
-        found.append(f"a loop that waits for memory {waits} times a trip")
+        found.append(f"a loop that waits for memory {waits} times per iteration")
     if launch.num_warps == 1:
         barriers = sum(i.opcode.startswith("BAR") for loop in code.loops for i in code.body(loop))
         if barriers > PAID_BARRIERS.get(launch.name, 0):
@@ -144,7 +151,7 @@ def _row_itemsize(launch: Launch) -> int:
 
 
 def _reads_a_copy(launch: Launch) -> bool:
-    """Whether entities are read in 16 bits beside relations of 32."""
+    """Return whether the kernel reads 16-bit entities together with 32-bit relations."""
     x, y = launch.arguments.get("x_ptr"), launch.arguments.get("y_ptr")
     return isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and x.dtype != y.dtype
 
@@ -161,10 +168,10 @@ def _launches(case: Case) -> list[Launch]:
         return launch_layer(case.target, width=case.width, dtype=dtype, **options)
     from lightcake_fast.kernels import gpu_segments
 
-    index = torch.randint(4, (1000,))  # four rows that are gathered often: cut
+    index = torch.randint(4, (1000,))  # four rows that are gathered often, so they are cut
     bounds = torch.tensor([0, 200, *range(202, 1002, 2)])
     segments = Segments.from_csr(bounds, index, 4)
-    values, s = torch.zeros(4, 1, case.width, dtype=dtype), torch.zeros(1000, 1)  # of one head
+    values, s = torch.zeros(4, 1, case.width, dtype=dtype), torch.zeros(1000, 1)  # one head
     count = segments.num_segments
 
     def op() -> None:
@@ -175,7 +182,10 @@ def _launches(case: Case) -> list[Launch]:
 
 
 def check_all(chosen: Sequence[Case], processes: int) -> list[Check]:
-    """Compile cases in several processes; a target's go to one, since they share kernels."""
+    """Compile cases in several processes.
+
+    One process compiles all cases of a target, because they share kernels.
+    """
     targets = sorted({case.target for case in chosen}, key=lambda t: -sum(c.target == t for c in chosen))
     groups = [[case for case in chosen if case.target == target] for target in targets]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -187,15 +197,15 @@ def _check_group(group: Sequence[Case]) -> list[Check]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what was compiled and what is wrong; 1 if something is."""
-    parser = ArgumentParser("python -m bench.gauge.compile_check", "Compile every kernel for absent cards.")
+    """Print the number of compiled kernels and the problems. Return 1 if there are problems."""
+    parser = ArgumentParser("python -m bench.gauge.compile_check", "Compile every kernel for absent GPUs.")
     parser.add_argument("--target", nargs="*", choices=tuple(TARGETS), default=list(TARGETS))
     parser.add_argument("--score", nargs="*", choices=tuple(SCORES), default=list(SCORES))
     parser.add_argument(
-        "--everything", action="store_true", help="contexts, widths and types too: many minutes"
+        "--everything", action="store_true", help="also contexts, widths and dtypes (takes many minutes)"
     )
     parser.add_argument("--processes", type=int, default=2, metavar="N")
-    parser.add_argument("--json", action="store_true", help="print JSON, a kernel an entry")
+    parser.add_argument("--json", action="store_true", help="print JSON with one entry per kernel")
     arguments: argparse.Namespace = parser.parse_args(argv)
     chosen = cases(arguments.target, arguments.score, everything=arguments.everything)
     checks = check_all(list(chosen), arguments.processes)

@@ -1,4 +1,4 @@
-"""Reads NVIDIA's disassembly: instructions, where they come from, and the loops that they form."""
+"""Parse NVIDIA's disassembly: instructions, their source lines, and the loops that they form."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _LABEL = re.compile(r"\s*(\.L_\w+):")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
 _CONDITIONAL = re.compile(r"BRA(\.\w+)* !?U?P\d")
 
-Frame = tuple[str, int]  # a source file and a line
+Frame = tuple[str, int]  # a source file and a line number
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,9 @@ class Instruction:
     """One machine instruction.
 
     Attributes:
-        guard: the predicate under which it runs; empty where it always does.
-        text: as disassembled, without its guard.
-        frames: where it comes from: its own line, then those of the calls that it was inlined at.
+        guard: the predicate of the instruction; empty if it always runs.
+        text: the disassembled text without the guard.
+        frames: source lines: first the line itself, then the call sites that it was inlined into.
     """
 
     guard: str
@@ -29,24 +29,24 @@ class Instruction:
 
     @property
     def opcode(self) -> str:
-        """With its modifiers: ``LDG.E.128``."""
+        """The name with its modifiers: ``LDG.E.128``."""
         return self.text.split()[0]
 
 
 @dataclass
 class Block:
-    """Instructions that run together, and the blocks that can follow."""
+    """Instructions that run together, and the numbers of the blocks that can follow."""
 
     instructions: list[Instruction] = field(default_factory=list)
     successors: list[int] = field(default_factory=list)
 
 
 class Program:
-    """A kernel from ``nvdisasm -c``; with ``-gi`` its instructions know their lines.
+    """A kernel, parsed from the output of ``nvdisasm -c``. With ``-gi``, instructions have source lines.
 
     Attributes:
-        blocks: those that the entry reaches, in the order of the code; the entry is the first.
-        loops: the numbers of each loop's blocks, inner loops' included, in the order of their headers.
+        blocks: the reachable blocks, in the order of the code. The first is the entry.
+        loops: the block numbers of each loop, including inner loops, in the order of the loop headers.
     """
 
     def __init__(self, listing: str) -> None:
@@ -55,27 +55,27 @@ class Program:
 
     @property
     def instructions(self) -> list[Instruction]:
-        """All of them, in the order of the code."""
+        """All instructions, in the order of the code."""
         return [instruction for block in self.blocks for instruction in block.instructions]
 
     @property
     def innermost(self) -> list[list[Instruction]]:
-        """The body of each loop that holds no other, in the order of the code."""
+        """The body of each innermost loop, in the order of the code."""
         return [self.body(loop) for loop in self.loops if not any(other < loop for other in self.loops)]
 
     def body(self, loop: frozenset[int]) -> list[Instruction]:
-        """The instructions of a loop."""
+        """Return the instructions of a loop."""
         return [instruction for n in sorted(loop) for instruction in self.blocks[n].instructions]
 
 
 def _read(listing: str) -> list[Block]:
     """Cut a listing into blocks at labels and branches.
 
-    A conditional EXIT ends some threads, not the warp; a BRA.DIV is the detour of a diverged warp, which
-    these kernels never take.
+    A conditional EXIT ends some threads, not the warp. A BRA.DIV is a detour for a diverged warp, and the
+    warps of these kernels never diverge.
     """
     blocks, labels = [Block()], {}
-    ends: dict[int, tuple[str | None, bool]] = {}  # a block's target, and whether it may go on
+    ends: dict[int, tuple[str | None, bool]] = {}  # target of a block; whether the next block can follow
     frames: list[Frame] = []
     frames_are_old = True
     for line in listing[listing.index("\n.text.") :].splitlines():
@@ -84,7 +84,7 @@ def _read(listing: str) -> list[Block]:
             frames, frames_are_old = [] if frames_are_old else frames, False
             frames.append((file, int(number)))
             if outer:
-                frames.append((outer, int(outer_line)))  # the next line tells where that was inlined
+                frames.append((outer, int(outer_line)))  # the next line gives the outer call site
         elif match := _LABEL.match(line):
             if blocks[-1].instructions:
                 blocks.append(Block())
@@ -104,7 +104,10 @@ def _read(listing: str) -> list[Block]:
 
 
 def _end(one: Instruction) -> tuple[str | None, bool] | None:
-    """Where an instruction jumps to, and whether the code may go on behind it; None if it ends no block."""
+    """Return the jump target of an instruction and whether the code can continue after it.
+
+    The result is None if the instruction does not end a block.
+    """
     conditional = bool(one.guard or _CONDITIONAL.match(one.text))
     target = _TARGET.search(one.text)
     # sm_80 leaves some loops by a call that never returns, to a label of the same function
@@ -117,7 +120,7 @@ def _end(one: Instruction) -> tuple[str | None, bool] | None:
 
 
 def _reachable(blocks: Sequence[Block]) -> list[Block]:
-    """The blocks that the entry reaches, renumbered in the order of the code."""
+    """Return the blocks that the entry reaches, renumbered in the order of the code."""
     seen: set[int] = set()
     todo = [0]
     while todo:
@@ -130,7 +133,10 @@ def _reachable(blocks: Sequence[Block]) -> list[Block]:
 
 
 def _loops(blocks: Sequence[Block]) -> list[frozenset[int]]:
-    """The natural loops: a header that dominates the block which jumps back to it, and what leads there."""
+    """Return the natural loops.
+
+    A loop consists of a header, a dominated block that jumps back to the header, and the blocks between them.
+    """
     before: list[list[int]] = [[] for _ in blocks]
     for number, block in enumerate(blocks):
         for target in block.successors:
@@ -149,7 +155,10 @@ def _loops(blocks: Sequence[Block]) -> list[frozenset[int]]:
 
 
 def _dominators(before: Sequence[Sequence[int]]) -> list[set[int]]:
-    """For each block those that every way from the entry goes through, itself included."""
+    """Return the dominators of each block: every path from the entry passes them.
+
+    A block dominates itself.
+    """
     everything = set(range(len(before)))
     dominators = [{0}, *(set(everything) for _ in before[1:])]
     changed = True

@@ -1,9 +1,9 @@
-"""What the Triton layer is made of, on any machine: ``python -m bench.gauge.kernel_cost``.
+"""Show the cost of the Triton layer, on any machine: ``python -m bench.gauge.kernel_cost``.
 
-For a target, width, type, score and kind of rows: registers and spills of each kernel, and of each innermost
-loop its warp instructions, its loads of rows and its exposed round trips to memory. Instructions a context
-triple are those of the loops that gather rows, in which branches on data count as always taken. Beside them
-stand the bytes that a layer moves.
+The report is for one target, width, dtype, score and kind of rows. It shows the registers and spills of each
+kernel. For each innermost loop it shows the warp instructions, the loads of rows, and the exposed round trips
+to memory. Instructions per context triple count the loops that gather rows, with every data-dependent branch
+taken. The report also shows the bytes that a layer moves.
 """
 
 import argparse
@@ -28,10 +28,10 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.scores import SCORES
 from lightcake_fast.ops import ROWS
 
-ENTITY_ROWS = 4  # a context triple: e_t in both passes of the forward and of the backward
-GRADIENT_ROWS = 2  # a context triple: g_t in both passes of the backward
-OWN_ROWS = 7  # an entity or relation: old and new in the forward; gradients; three for the row products
-OTHER_BYTES = 136  # a context triple: ids, scores, and the record that the backward's passes hand on
+ENTITY_ROWS = 4  # per context triple: e_t in both passes of the forward and of the backward
+GRADIENT_ROWS = 2  # per context triple: g_t in both passes of the backward
+OWN_ROWS = 7  # per entity or relation: old and new in the forward; gradients; three for the row products
+OTHER_BYTES = 136  # per context triple: ids, scores, and the record between the backward's passes
 NVIDIA = tuple(name for name, target in TARGETS.items() if target.backend == "cuda")
 
 
@@ -40,11 +40,11 @@ class LoopCost:
     """An innermost loop.
 
     Attributes:
-        instructions: of its body, for a warp.
-        row_loads: how many of them load rows.
-        row_bytes: that these load for a lane.
-        round_trips: those to memory that a trip through the loop waits for.
-        triples: context triples that a trip of a warp settles; None for a loop over something else.
+        instructions: instructions of the body, per warp.
+        row_loads: number of instructions that load rows.
+        row_bytes: bytes of rows that these load, per lane.
+        round_trips: memory round trips that one iteration waits for.
+        triples: context triples per iteration of a warp; None if the loop does not process triples.
     """
 
     instructions: int
@@ -67,23 +67,23 @@ class KernelCost:
 
     @property
     def instructions(self) -> float:
-        """Warp instructions a context triple in the loop that gathers rows; 0 for merges."""
+        """Warp instructions per context triple in the loop that gathers rows; 0 for merges."""
         return sum(loop.instructions / loop.triples for loop in self.loops if loop.triples)
 
 
 def layer_cost(target: str, width: int, dtype: str, score: str, rows: str = "float32") -> list[KernelCost]:
-    """The kernels of one layer with a mask, forward and backward."""
+    """Return the cost of the kernels of one layer with a mask, forward and backward."""
     launches = launch_layer(target, width=width, dtype=DTYPES[dtype], score=score, rows=rows)
     return [kernel_cost(launch) for launch in launches]
 
 
 def kernel_cost(launch: Launch) -> KernelCost:
-    """Look at what was compiled for a launch (NVIDIA only)."""
+    """Analyze the compiled code of a launch (NVIDIA only)."""
     used = resources(launch)
     loops = []
     for body in program(launch).innermost:
         loads = row_loads(body)
-        # a wide row is shared by several warps
+        # several warps share a wide row
         triples = _triples(launch) / launch.num_warps if loads else 0
         loaded = sum(map(load_bytes, loads))
         loops.append(LoopCost(len(body), len(loads), loaded, round_trips(body), triples or None))
@@ -92,24 +92,25 @@ def kernel_cost(launch: Launch) -> KernelCost:
 
 
 def _triples(launch: Launch) -> int:
-    """Context triples that a trip of a program settles."""
+    """Return the context triples per iteration of a program."""
     _, _, kernel = launch.name.partition(".")
     if kernel not in ("relation_pass", "entity_pass"):
         return 0
-    inverses = 2 if "raw_ptr" in launch.arguments else 1  # a raw triple is settled with its inverse
+    inverses = 2 if "raw_ptr" in launch.arguments else 1  # a raw triple is processed with its inverse
     return inverses * int(launch.arguments["BLOCK_E"])
 
 
 def layer_bytes(triples: int, rows: int, row_bytes: int, read_bytes: int | None = None) -> int:
-    """Bytes that a layer moves, forward and backward, if no cache serves a gathered row twice.
+    """Return the bytes that a layer moves, forward and backward, if no cache serves a gathered row twice.
 
-    Relation rows that triples gather are left out, since the caches hold them, and so are parts of cut rows.
+    The result leaves out the relation rows that triples gather, because they stay in the caches. It also
+    leaves out parts of cut rows.
 
     Args:
         triples: E, context triples.
         rows: N + 2R, entities and relations.
-        row_bytes: of one row.
-        read_bytes: of one entity's row where triples read a narrower copy, whose making is left out.
+        row_bytes: bytes per row.
+        read_bytes: bytes per entity row if triples read a narrower copy. The cost of the copy is left out.
     """
     read = row_bytes if read_bytes is None else read_bytes
     gathered = ENTITY_ROWS * read + GRADIENT_ROWS * row_bytes
@@ -129,33 +130,35 @@ def main(argv: Sequence[str]) -> None:
     print(
         f"{arguments.target}, {arguments.score}, d = {arguments.width}, {arguments.dtype}"
         f"{', triples read bfloat16' * half}; one layer, forward and backward, with a mask\n"
-        f"{layer_bytes(1, 0, row_bytes, 2 * arguments.width if half else None):,} bytes a context triple, "
-        f"{layer_bytes(0, 1, row_bytes):,} an entity or relation\n"
+        f"{layer_bytes(1, 0, row_bytes, 2 * arguments.width if half else None):,} bytes per context triple, "
+        f"{layer_bytes(0, 1, row_bytes):,} per entity or relation\n"
     )
     print(_table(kernels))
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = ArgumentParser("python -m bench.gauge.kernel_cost", "Show what the Triton layer is made of.")
+    parser = ArgumentParser("python -m bench.gauge.kernel_cost", "Show the cost of the Triton layer.")
     parser.add_argument("--target", choices=NVIDIA, default="sm_90")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32")
     parser.add_argument("--score", choices=tuple(SCORES), default="distmult")
-    parser.add_argument("--rows", choices=ROWS, default="float32", help="as in context_layer, of float32")
-    parser.add_argument("--json", action="store_true", help="print JSON, a kernel an entry")
+    parser.add_argument(
+        "--rows", choices=ROWS, default="float32", help="as in context_layer; only with --dtype float32"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON with one entry per kernel")
     arguments = parser.parse_args(argv)
     if arguments.width < 1:
-        raise InputError(f"--width: got {arguments.width}, wanted at least 1")
+        raise InputError(f"--width: expected at least 1, got {arguments.width}")
     if arguments.rows == "bfloat16" and arguments.dtype != "float32":
-        raise InputError(f"--rows: got 'bfloat16' with --dtype {arguments.dtype}, wanted float32")
+        raise InputError(f"--rows bfloat16: expected --dtype float32, got {arguments.dtype}")
     return arguments
 
 
 def _table(kernels: Sequence[KernelCost]) -> str:
-    """A row a kernel, and below it one for each of its loops."""
+    """Format one line per kernel, followed by one line per loop."""
     lines = [
-        f"{'kernel, and its loops':32} warps registers shared spills instructions row loads round trips  "
-        "a context triple"
+        f"{'kernel and its loops':32} warps registers shared spills instructions row loads round trips  "
+        "/ context triple"
     ]
     for kernel in kernels:
         lines.append(

@@ -1,4 +1,4 @@
-"""Records what a function launches and compiles it for a card that need not be there."""
+"""Record the kernel launches of a function and compile them for a GPU that need not be present."""
 
 import functools
 import re
@@ -21,8 +21,8 @@ from bench.gauge.disassembly import Instruction, Program
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.ops import gathered
 
-# of this checkout alone: Triton's own cache takes equal sources of two checkouts for one, and its code then
-# names the lines of files that are not these
+# One cache per checkout. Triton's usual cache does not distinguish equal sources of two checkouts, and the
+# machine code then refers to lines of the other checkout.
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "triton"
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -36,11 +36,11 @@ TARGETS = {
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: what was passed, and what was compiled for it.
+    """One kernel launch: its arguments and the compiled kernel.
 
     Attributes:
         function: the Triton function.
-        arguments: what its parameters were bound to, by name.
+        arguments: values of its parameters, by name.
         compiled: Triton's compiled kernel.
     """
 
@@ -50,25 +50,25 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The kernel's, with its module: several passes share their names."""
+        """Name of the kernel with its module, because several passes have the same name."""
         return f"{self.function.fn.__module__.rpartition('.')[2]}.{self.function.fn.__name__}"
 
     @property
     def num_warps(self) -> int:
-        """Warps of a program."""
+        """Warps per program."""
         return int(self.compiled.metadata.num_warps)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel occupies, as its compiler reports it.
+    """Resources of a compiled kernel, as reported by its compiler.
 
     Attributes:
-        registers: of a thread; vector registers on AMD.
-        stack: bytes a thread.
-        local: bytes a thread.
-        spills: registers spilled (AMD), or loads and stores of local memory in the code (NVIDIA).
-        shared: bytes a program.
+        registers: per thread; vector registers on AMD.
+        stack: bytes per thread.
+        local: bytes per thread.
+        spills: spilled registers (AMD), or loads and stores of local memory in the code (NVIDIA).
+        shared: bytes per program.
     """
 
     registers: int
@@ -79,7 +79,7 @@ class Resources:
 
 
 class _AbsentDriver:
-    """Answers for a card that is not there; every target is a device of its own to Triton's caches."""
+    """Stand-in for the driver of an absent GPU. Triton's caches see each target as a separate device."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -119,15 +119,15 @@ def _recording(target: str, launches: list[Launch]) -> Iterator[None]:
 
 
 def record(target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Launch]:
-    """Call a function with Triton's launches recorded and compiled instead of run.
+    """Call a function. Record and compile its Triton launches instead of running them.
 
-    What the launches would have written stays unwritten: the function must not look at it.
+    The launches write nothing, so the function must not read their results.
 
     Args:
         target: a key of ``TARGETS``.
         function: launches kernels on the CPU tensors among its arguments.
-        *args: its arguments.
-        **kwargs: its arguments.
+        *args: positional arguments of the function.
+        **kwargs: keyword arguments of the function.
     """
     launches: list[Launch] = []
     with _recording(target, launches):
@@ -145,16 +145,16 @@ def launch_layer(
     masked: bool = True,
     rows: str = "float32",
 ) -> list[Launch]:
-    """The launches of one layer, forward and backward, compiled for a target.
+    """Return the launches of one layer, forward and backward, compiled for a target.
 
     Args:
         target: a key of ``TARGETS``.
         width: d.
-        dtype: of the embeddings.
-        score: one that has Triton kernels.
+        dtype: dtype of the embeddings.
+        score: a score with Triton kernels.
         context: "both", "entity" or "relation".
         masked: with a mask, as in training.
-        rows: that context triples read.
+        rows: dtype of the entity rows that context triples read.
     """
     from lightcake_fast.kernels import gpu_backward, gpu_forward
 
@@ -176,17 +176,17 @@ def launch_layer(
 
 
 def resources(launch: Launch) -> Resources:
-    """Registers, stack and shared memory of the launch's kernel."""
+    """Return the registers, stack and shared memory of the kernel."""
     return _resources(launch.compiled)
 
 
 def program(launch: Launch) -> Program:
-    """The machine code of the launch's kernel (NVIDIA only)."""
+    """Return the machine code of the kernel (NVIDIA only)."""
     return _program(launch.compiled)
 
 
 def row_loads(instructions: Iterable[Instruction]) -> list[Instruction]:
-    """Those that load rows: they come from the two functions of ``gpu_tiles`` that do."""
+    """Return the instructions that load rows. They come from two functions of ``gpu_tiles``."""
     from lightcake_fast.kernels import gpu_tiles
 
     lines: dict[str, set[int]] = {}
@@ -203,7 +203,7 @@ def row_loads(instructions: Iterable[Instruction]) -> list[Instruction]:
 
 @functools.cache
 def _program(compiled: Any) -> Program:
-    # the analysis of data flow, left out, only names the targets of BSYNC: half of the tool's time
+    # -ndf skips the data-flow analysis, which only finds the targets of BSYNC and takes half of the time
     return Program(_tool("nvdisasm", "-gi", "-ndf", "-c", compiled.asm["cubin"]))
 
 
@@ -229,13 +229,13 @@ def _resources(compiled: Any) -> Resources:
 
 
 def _number(text: str, label: str) -> int:
-    """The number after a label, which must be there."""
+    """Return the number after a label. The label must exist."""
     digits = text[text.index(label) + len(label) :].split()[0]
     return int(digits)
 
 
 def _tool(name: str, *arguments: Any) -> str:
-    """Run one of the tools in Triton's wheel on a binary, its last argument."""
+    """Run a tool of Triton's wheel on a binary, which is the last argument."""
     *flags, binary = arguments
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
@@ -245,6 +245,6 @@ def _tool(name: str, *arguments: Any) -> str:
 
 
 def load_bytes(load: Instruction) -> int:
-    """What a load brings a lane."""
+    """Return the bytes that a load brings to one lane."""
     bits = re.search(r"\.(64|128|256)\b", load.opcode)
     return int(bits.group(1)) // 8 if bits else 4

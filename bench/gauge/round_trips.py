@@ -1,10 +1,12 @@
-"""How often a loop of machine code waits for memory, by an in-order scoreboard: no card needed.
+"""Count how often a loop of machine code waits for memory, with an in-order scoreboard. It needs no GPU.
 
-A model warp issues one instruction a cycle, in order; each waits until what it reads and writes is ready, and
-its own results are ready a fixed latency later. In the steady state an *exposed round trip* is an instruction
-at which the warp waits nearly as long as memory takes. A loop that uses what it loads has one at least: then
-all its loads travel together. A loop whose loads the assembler sank next to their uses, to save registers,
-shows one for each. Caches, bandwidth and other warps are not modelled: this counts, it tells no time.
+A model warp issues one instruction per cycle, in order. Each instruction waits until the registers that it
+reads and writes are ready. Its results are ready a fixed latency later. An *exposed round trip* is an
+instruction in the steady state at which the warp waits nearly as long as a memory access takes.
+
+A loop that uses its loads has at least one exposed round trip. With exactly one, all loads overlap. To save
+registers, the assembler can move loads next to their uses. Then each load shows one round trip. The model
+leaves out caches, bandwidth and other warps. It counts waits and does not predict time.
 """
 
 import re
@@ -16,14 +18,14 @@ MEMORY = 500  # cycles of a load from global or local memory
 _LATENCIES = {r"LDG?|LDL": MEMORY, r"LDS|LDSM|SHFL|REDUX|BAR": 25, r"MUFU": 20, r".*": 5}
 _NO_RESULT = re.compile(r"ST|RED\b|BRA|BRX|BAR|EXIT|RET|CALL|BSSY|BSYNC|WARPSYNC|NOP|MEMBAR|DEPBAR|ERRBAR")
 _REGISTER = re.compile(r"\b(UR|UP|R|P)(\d+)(\.64)?")
-_TRIPS = 6  # the last of them is taken for the steady state
+_TRIPS = 6  # iterations; the last one counts as the steady state
 
 
 def round_trips(body: Sequence[Instruction]) -> int:
-    """Exposed round trips of one trip through a loop in the steady state.
+    """Return the exposed round trips of one iteration of a loop in the steady state.
 
     Args:
-        body: its instructions in the order of the code; branches within are taken to fall through.
+        body: instructions in the order of the code. Branches inside are assumed to fall through.
     """
     code = [(*_operands(one), _latency(one)) for one in body]
     ready: dict[str, int] = {}
@@ -44,10 +46,10 @@ def _latency(one: Instruction) -> int:
 
 
 def _operands(one: Instruction) -> tuple[list[str], list[str]]:
-    """The registers and predicates that an instruction reads, and those that it writes.
+    """Return the registers and predicates that an instruction reads, and the ones that it writes.
 
-    The first operand is written, and the second where one of the two is a predicate. That takes some
-    predicates that are read for written ones, which makes a scoreboard wait no less.
+    The first operand is written. The second is written too if one of the two is a predicate. This rule treats
+    some predicates that are read as written, but the scoreboard waits for both kinds.
     """
     operands = one.text.partition(" ")[2].split(",")
     written = 0
@@ -62,7 +64,7 @@ def _operands(one: Instruction) -> tuple[list[str], list[str]]:
 
 
 def _width(opcode: str) -> int:
-    """Registers of a result, or of what is stored."""
+    """Return the number of registers of a result or of a stored value."""
     if bits := re.search(r"\.(64|128|256)\b", opcode):
         return int(bits.group(1)) // 32
     return 2 if ".WIDE" in opcode or opcode.startswith("CS2R") else 1

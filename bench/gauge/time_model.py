@@ -1,9 +1,9 @@
-"""What a layer's passes may take on a card, by a model: ``python -m bench.gauge.time_model``.
+"""Predict the time of a layer's passes on a GPU with a model: ``python -m bench.gauge.time_model``.
 
 Each of five limits gives a time: issuing instructions, reading rows from L1, from L2 and from memory, and
-waiting for memory where too few warps are there to wait at once. The longest of them binds. It is a model of
-counts from compiled code and of a card's published rates, in which nothing was timed: caches are taken to
-hold what fits, and rates to be reached. The merges, which move under a tenth of the bytes, are left out.
+waiting for memory with too few warps. The longest time is the prediction. The model uses counts from compiled
+code and a GPU's published rates. Nothing is timed. It assumes that caches hold all data that fits and that
+the rates are reached. It leaves out the merges, which move under a tenth of the bytes.
 """
 
 import argparse
@@ -21,8 +21,7 @@ from lightcake_fast.kernels.scores import SCORES
 from lightcake_fast.ops import ROWS
 
 LANES = 32
-# Tables of entities of which a pass gathers a row for a context triple: their rows, and gradients of theirs;
-# rows of relations come from L1.
+# Entity rows and gradient rows that a pass gathers per context triple. Relation rows come from L1.
 TABLES = {
     "gpu_forward.relation_pass": (1, 0),
     "gpu_forward.entity_pass": (1, 0),
@@ -33,7 +32,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Card:
-    """Published rates of a card, and what microbenchmarks in the literature found of its caches.
+    """Published rates of a GPU, and cache rates from microbenchmarks in the literature.
 
     Source: data sheet of the H100 SXM5 (HBM3 3.35 TB/s, L2 50 MB, 132 multiprocessors), its clock under load.
     """
@@ -41,26 +40,26 @@ class Card:
     target: str = "sm_90"
     multiprocessors: int = 132
     clock: float = 1.755e9  # Hz
-    issued: int = 4  # warp instructions a clock and multiprocessor
-    registers: int = 65536  # of a multiprocessor
-    warps: int = 64  # of a multiprocessor, at most
-    l1: float = 128.0  # bytes a clock and multiprocessor
-    l2: float = 5.5e12  # bytes a second
+    issued: int = 4  # warp instructions per clock and multiprocessor
+    registers: int = 65536  # per multiprocessor
+    warps: int = 64  # maximum per multiprocessor
+    l1: float = 128.0  # bytes per clock and multiprocessor
+    l2: float = 5.5e12  # bytes per second
     l2_bytes: int = 50 << 20
-    memory: float = 3.35e12  # bytes a second
-    latency: float = 500.0  # clocks that a load waits where L2 serves it
+    memory: float = 3.35e12  # bytes per second
+    latency: float = 500.0  # clocks that a load waits if L2 serves it
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a pass has to do on a graph.
+    """The work of a pass on a graph.
 
     Attributes:
         triples: E, context triples.
-        gathered_bytes: Of the entity rows that a context triple reads.
-        table_bytes: Of the tables that they lie in.
+        gathered_bytes: Bytes of the entity rows that a context triple reads.
+        table_bytes: Bytes of the tables that hold these rows.
         longest: Context triples of the longest chunk.
-        programs: That are launched.
+        programs: Number of launched programs.
     """
 
     triples: int
@@ -71,7 +70,7 @@ class Work:
 
 
 def limits(kernel: KernelCost, work: Work, card: Card) -> dict[str, float]:
-    """Seconds of a pass if one thing alone bounds it, by what that is."""
+    """Return the seconds of a pass under each limit alone, by the name of the limit."""
     loop, triples = row_loop(kernel)
     trips = work.triples / triples  # of single warps
     gathered = work.triples * work.gathered_bytes
@@ -89,20 +88,20 @@ def limits(kernel: KernelCost, work: Work, card: Card) -> dict[str, float]:
 
 
 def row_loop(kernel: KernelCost) -> tuple[LoopCost, float]:
-    """The loop of a pass that gathers rows, and the context triples that a trip of a warp settles."""
+    """Return the loop of a pass that gathers rows, and its context triples per iteration of a warp."""
     ((loop, triples),) = [(loop, loop.triples) for loop in kernel.loops if loop.triples]
     return loop, triples
 
 
 def resident(kernel: KernelCost, card: Card) -> int:
-    """Warps of a kernel that a multiprocessor holds at once."""
-    registers = -(-kernel.registers // 8) * 8 * LANES  # handed out by eights
+    """Return the warps of a kernel that a multiprocessor holds at once."""
+    registers = -(-kernel.registers // 8) * 8 * LANES  # registers are allocated in units of eight
     programs = min(card.registers // (registers * kernel.num_warps), card.warps // kernel.num_warps)
     return programs * kernel.num_warps
 
 
 def work_of(kernel: KernelCost, graph: ContextGraph, width: int, rows: str) -> Work:
-    """The work of a pass on a graph."""
+    """Return the work of a pass on a graph."""
     plan, triples = graph.gpu_plan, 2 * graph.num_triples
     read, gradients = TABLES[kernel.name]
     gathered = width * (read * (2 if rows == "bfloat16" else 4) + gradients * 4)
@@ -111,7 +110,7 @@ def work_of(kernel: KernelCost, graph: ContextGraph, width: int, rows: str) -> W
         chunk = plan.relation_chunk
         longest = 2 * int((chunk[:, 1] - chunk[:, 0]).max())
         return Work(triples, gathered, table, longest, len(chunk))
-    # a program takes several chunks at once, a triple of each at a time
+    # a program takes several chunks at once, one triple of each at a time
     side_by_side = max(round(row_loop(kernel)[1] * kernel.num_warps), 1)
     chunk = plan.entity_chunk[plan.entity_chunk[:, 3] != GPU_NO_CHUNK]
     longest = side_by_side * int((chunk[:, 1] - chunk[:, 0]).max())
@@ -119,14 +118,14 @@ def work_of(kernel: KernelCost, graph: ContextGraph, width: int, rows: str) -> W
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print a table for each data set."""
+    """Print one table per data set."""
     arguments = _parse(argv)
     card = Card()
     costs = layer_cost(card.target, arguments.width, "float32", arguments.score, arguments.rows)
     kernels = [kernel for kernel in costs if kernel.name in TABLES]
     print(
-        f"A model, nothing timed: {card.target}, {arguments.score}, d = {arguments.width}, float32, "
-        f"of which triples read {arguments.rows}; us of a pass if one thing alone bounded it\n"
+        f"A model, not a measurement: {card.target}, {arguments.score}, d = {arguments.width}, float32, "
+        f"triples read {arguments.rows}; microseconds of a pass under each limit alone\n"
     )
     names = ("issue", "L1", "L2", "memory", "waiting")
     for dataset in arguments.datasets:
@@ -147,7 +146,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = ArgumentParser("python -m bench.gauge.time_model", "What a layer's passes may take, by a model.")
+    parser = ArgumentParser(
+        "python -m bench.gauge.time_model", "Predict the time of a layer's passes with a model."
+    )
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--score", choices=tuple(SCORES), default="distmult")
     parser.add_argument("--rows", choices=ROWS, default="float32", help="as in context_layer")

@@ -1,1 +1,1 @@
-"""The paper's tables and figures, trained and measured anew by one command."""
+"""One command that trains and measures the paper's tables and figures."""

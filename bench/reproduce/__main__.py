@@ -1,4 +1,4 @@
-"""`python -m bench.reproduce`: the paper's tables and figures, measured anew."""
+"""Reproduce the paper's tables and figures: `python -m bench.reproduce`."""
 
 import argparse
 import dataclasses
@@ -38,18 +38,18 @@ from lightcake_fast.training.runtime import device_name, resolve_device
 
 TARGETS = ("table1", *BUILDERS)
 OWN_FLAGS = ("dataset", "data_dir", "out", "resume", "preset", "model", "score", "seed")
-DESCRIPTION = "Train what the paper's tables and figures show, and write them as Markdown, CSV and PNG."
+DESCRIPTION = "Train the models of the paper's tables and figures, and write them as Markdown, CSV and PNG."
 EPILOG = """\
 targets:
   table1      statistics of the data sets
   table2      every model on every data set, without profile, links, paths and mixing
-  rivals      all with these terms: LightCAKE, scores without layers, R-GCN, CompGCN-like, A2N-like
-  ablation    LightCAKE without context, with either, with both; without each of these terms
+  rivals      models with these terms: LightCAKE, scores without layers, R-GCN, CompGCN-like, A2N-like
+  ablation    LightCAKE with no context, one context or both; without each of these terms
   layers      LightCAKE with 1 to 5 layers
-  efficiency  LightCAKE by score, R-GCN and no layers: contexts, size, steps timed anew, memory
+  efficiency  LightCAKE by score, R-GCN and no layers: contexts, size, time per step, memory
   speed       LightCAKE, R-GCN and the plain score: validation MRR by seconds of training
   options     each option beyond the paper switched off alone
-  entities    DistMult, ComplEx and RotatE for --task entity, without context and with it
+  entities    DistMult, ComplEx and RotatE for --task entity, with and without context
 
 examples:
   python -m bench.reproduce table1
@@ -60,43 +60,52 @@ examples:
   python -m bench.reproduce entities --datasets fb15k-237 wn18rr
   python -m bench.reproduce all --quick
 
-What stands behind -- goes to every run, as flags of lightcake_fast.train. A finished run is kept in OUT/runs,
-and one that was stopped goes on there: give the same command again. Finished runs of the same settings that
-lie there under another name, or in folders that --runs names, are taken as they are.
+The flags after -- are flags of lightcake_fast.train and apply to every run. OUT/runs keeps the finished runs.
+To resume a stopped run, repeat the same command. Finished runs with the same settings are reused, also under
+another name and from the folders of --runs.
 """
 
 
 def make_parser() -> cli.ArgumentParser:
-    """The parser of the command's own flags, those in front of the `--`."""
+    """Create the parser of the command's flags, which stand before the `--`."""
     parser = cli.ArgumentParser("python -m bench.reproduce", DESCRIPTION, EPILOG)
     parser.usage = "%(prog)s TARGET [TARGET ...] [flags] [-- flags of lightcake_fast.train]"
     parser.add_argument("targets", nargs="+", choices=("all", *TARGETS), metavar="TARGET", help="see below")
-    parser.add_argument("--out", default="reproduction", metavar="DIR", help="folder (default: reproduction)")
-    parser.add_argument("--datasets", nargs="+", metavar="NAME", help="(default: the four public ones)")
+    parser.add_argument(
+        "--out", default="reproduction", metavar="DIR", help="output folder (default: reproduction)"
+    )
+    parser.add_argument(
+        "--datasets", nargs="+", metavar="NAME", help="data sets (default: the four public ones)"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="as in lightcake_fast.train")
-    parser.add_argument("--preset", choices=PRESETS, default="best", help="(default: best)")
+    parser.add_argument("--preset", choices=PRESETS, default="best", help="preset (default: best)")
     parser.add_argument(
-        "--score", choices=BUILT_IN, default="distmult", help="of ablation, layers, options and speed"
+        "--score",
+        choices=BUILT_IN,
+        default="distmult",
+        help="score of ablation, layers, options and speed (default: distmult)",
     )
     parser.add_argument(
-        "--runs", nargs="+", default=[], metavar="DIR", help="folders of runs, which are taken where they fit"
+        "--runs", nargs="+", default=[], metavar="DIR", help="folders with finished runs to reuse"
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="S", help="(default: 0)")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0], metavar="S", help="random seeds (default: 0)"
+    )
     parser.add_argument(
         "--finished",
         action="store_true",
-        help="train no run: rows of the seeds that are there, without rows that lack a data set",
+        help="use only finished runs, and leave out rows that lack a data set",
     )
-    parser.add_argument("--quick", action="store_true", help="a small generated graph, few epochs")
+    parser.add_argument("--quick", action="store_true", help="use a small generated graph and few epochs")
     return parser
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run what is missing of the targets, then write their tables.
+    """Train the missing runs of the targets, then write their tables.
 
     Raises:
         InputError: A flag is wrong, or a run failed.
-        SystemExit: A signal came: 128 + its number, after the run under way was saved.
+        SystemExit: A signal stopped the command after the current run was saved: 128 + the signal's number.
     """
     options, common = _parse(argv)
     device = resolve_device(common.get("device", "auto"))
@@ -105,7 +114,7 @@ def main(argv: Sequence[str]) -> None:
     seeds = tuple(dict.fromkeys(options.seeds))
     chosen = {name: experiments(options.score)[name] for name in wanted if name != "table1"}
     if {"ablation", "layers", "speed"} & chosen.keys() and find_spec("matplotlib") is None:
-        raise InputError("figures need matplotlib: pip install 'lightcake_fast[plots]'")
+        raise InputError("matplotlib is missing: pip install 'lightcake_fast[plots]'")
     out = Path(options.out).expanduser()
     out.mkdir(parents=True, exist_ok=True)
     console = Console()
@@ -114,16 +123,16 @@ def main(argv: Sequence[str]) -> None:
         given = [Path(place).expanduser() for place in options.runs]
         for place in given:
             if not place.is_dir():
-                raise InputError(f"--runs: {place}: no such folder")
+                raise InputError(f"--runs: expected a folder, got {place}, which does not exist")
         places = [out / "runs", *given]
         finished = _train(chosen, datasets, seeds, common, places, console, options.finished)
     tables |= _tables(chosen, datasets, len(seeds), finished)
     lacking = ", ".join(name for name in chosen if name not in tables)
-    where = f"a finished run, of these settings and seeds, on each of {', '.join(datasets)}"
+    where = f"a finished run with these settings and seeds on each of {', '.join(datasets)}"
     if not tables:
-        raise InputError(f"--finished: no row of {lacking} has {where}")
+        raise InputError(f"--finished: expected {where}, got no such row for {lacking}")
     if lacking:
-        console.print(f"left out: {lacking}, no row of which has {where}", soft_wrap=True)
+        console.print(f"left out: {lacking}: no row has {where}", soft_wrap=True)
     _write(tables, out, {name: _origin(argv, device, finished.get(name, {})) for name in tables})
     console.print(
         f"written: {', '.join(f'{name}.md' for name in tables)} and report.md in {out}", soft_wrap=True
@@ -131,7 +140,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The command's own flags, and the settings that go to every run."""
+    """Parse the command's flags and the settings for every run."""
     words = list(argv)
     place = words.index("--") if "--" in words else len(words)
     options = make_parser().parse_args(words[:place])
@@ -141,7 +150,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     del common["debug"]
     refused = [name for name in common if name in OWN_FLAGS]
     if refused:
-        raise InputError(f"--{refused[0].replace('_', '-')}: wanted before the --, or not at all")
+        raise InputError(f"--{refused[0].replace('_', '-')}: not allowed after --: this command sets it")
     settings = {"preset": options.preset, **(QUICK if options.quick else {}), **common}
     return options, settings | ({"data_dir": options.data_dir} if options.data_dir else {})
 
@@ -155,16 +164,16 @@ def _train(
     console: Console,
     finished_alone: bool = False,
 ) -> dict[str, Finished]:
-    """Train every run that a target needs, those that several need once, where none of the folders has it.
+    """Train every run that a target needs, if no folder has it. Targets share equal runs.
 
     Args:
         chosen: The experiments by target.
         datasets: Their data sets.
-        seeds: A run for each.
-        common: Settings that go to every run.
-        folders: What to look for finished runs in; new ones go to the first.
-        console: Told how far it is.
-        finished_alone: Leave out what none of the folders has.
+        seeds: One run per seed.
+        common: Settings for every run.
+        folders: Folders to search for finished runs. New runs go to the first folder.
+        console: Receives messages about the progress.
+        finished_alone: Skip the runs that are in no folder.
     """
     found = finished_runs(folders)
     own = {name: _own_data(name, common) for name in datasets if dataset_key(name) is None}
@@ -207,7 +216,7 @@ def _tables(
     seeds: int,
     finished: Mapping[str, Finished],
 ) -> dict[str, Table]:
-    """The tables of the targets, each of its rows that have a run on every data set; none of no rows."""
+    """Build the tables of the targets from rows with a run on every data set. Skip targets without rows."""
     tables = {}
     for name, experiment in chosen.items():
         cells = finished[name]
@@ -226,14 +235,14 @@ def _tables(
 def _fewer_seeds(
     experiment: Experiment, datasets: Sequence[str], finished: Finished, seeds: int
 ) -> list[str]:
-    """A note on the rows that have fewer seeds than were asked for, if there are such."""
+    """Return a note that lists rows with fewer seeds than requested, or no note."""
     fewer = [
         f"{count} of {row.label} on {dataset}"
         for row in experiment.rows
         for dataset in datasets
         if (count := len(finished[row.label, dataset])) < seeds
     ]
-    return [f"Of {seeds} seeds there are only {'; '.join(fewer)}."] if fewer else []
+    return [f"Fewer than {seeds} seeds: {'; '.join(fewer)}."] if fewer else []
 
 
 def _write(tables: Mapping[str, Table], out: Path, origins: Mapping[str, str]) -> None:
@@ -250,9 +259,9 @@ def _write(tables: Mapping[str, Table], out: Path, origins: Mapping[str, str]) -
 
 
 def _origin(argv: Sequence[str], device: torch.device, finished: Finished) -> str:
-    """When, how and on what a table was made, and how long its runs were trained."""
+    """Describe how a table was made: date, command, versions, device, and training time of its runs."""
     seconds = {run.folder: run.results["seconds"] for runs in finished.values() for run in runs}
-    trained = f"; trained for {_in_words(sum(seconds.values()))} in all" if seconds else ""
+    trained = f"; total training time {_in_words(sum(seconds.values()))}" if seconds else ""
     return (
         f"Made on {time.strftime('%Y-%m-%d')} by `python -m bench.reproduce {shlex.join(argv)}` "
         f"with lightcake_fast {__version__} and torch {torch.__version__} on {device_name(device)} "

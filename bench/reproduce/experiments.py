@@ -1,4 +1,4 @@
-"""Which runs a target of the command needs: rows of settings, a column for each data set."""
+"""The runs of each target: rows of settings, with one column per data set."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ _WITHOUT_LAYERS: dict[str, Settings] = {
     "fb15k-237": {"paths": True, "lr_decay": 0.3, "row_dropout": 0.3},
 }
 
-# What `--preset best` becomes for a rival with the terms: chosen on validation, by model and data set.
+# Changes of `--preset best` for each rival with the terms, chosen on validation, by model and data set.
 SEARCHED: dict[str, dict[str, Settings]] = {
     "distmult": _WITHOUT_LAYERS,
     "complex": _WITHOUT_LAYERS,
@@ -67,7 +67,7 @@ QUICK_DATASETS = ("family:200",)
 
 
 def without_terms(score: str) -> dict[str, Settings]:
-    """LightCAKE's presets of a score before the rules of LightCAKE alone changed them, by data set."""
+    """Return the presets of a LightCAKE score without the rules that only LightCAKE has, by data set."""
     found: dict[str, Settings] = {}
     for key in ("family", *PUBLIC_DATASETS):
         whole, base = (preset_settings("best", key, model, score) for model in ("lightcake", None))
@@ -77,15 +77,15 @@ def without_terms(score: str) -> dict[str, Settings]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its settings go to every data set and seed.
+    """A row of a table. Its settings apply to every data set and seed.
 
     Attributes:
         label: Its name in the table.
-        settings: Values by field of `TrainingConfig`; the preset has the others.
-        published: The model's name in the paper's table 2, if the row is one of its.
-        base: Settings that common ones win over.
-        searched: Settings that win over `base`, by the name of a public data set; for the preset "best".
-        without: Label of the row that lacks the layers of this one, and nothing else.
+        settings: Values by field of `TrainingConfig`; the preset sets the others.
+        published: The model's name in the paper's table 2, if the row is in it.
+        base: Settings that the common settings override.
+        searched: Settings that override `base`, by the name of a public data set, for the preset "best".
+        without: Label of the row that differs only by having no layers.
     """
 
     label: str
@@ -101,8 +101,8 @@ class Experiment:
     """A table of trained runs.
 
     Attributes:
-        title: What it shows.
-        varies: What its rows differ in.
+        title: Title of the table.
+        varies: Name of the property in which the rows differ.
         rows: Its rows.
     """
 
@@ -112,19 +112,19 @@ class Experiment:
 
 
 def _lightcake(score: str, without: str | None = None) -> Row:
-    """LightCAKE as in its preset, with the terms."""
+    """Build the row of LightCAKE as in its preset, with the terms."""
     label = f"{MODELS['lightcake'].label}-{MODELS[score].label}"
     settings = {"model": "lightcake", "score": score}
     return Row(label, settings, label, without=without)
 
 
 def _rival(model: str, label: str) -> Row:
-    """Another model with the same terms."""
+    """Build the row of another model with the same terms."""
     return Row(label, {"model": model}, MODELS[model].label, TERMS, SEARCHED.get(model, {}))
 
 
 def _no_layers(score: str) -> Row:
-    """A score with the same terms, and no layers."""
+    """Build the row of a score with the same terms and without layers."""
     return _rival(score, f"no layers, {MODELS[score].label}")
 
 
@@ -200,7 +200,7 @@ def _entities() -> Experiment:
 
 
 def experiments(score: str) -> dict[str, Experiment]:
-    """The experiments by target, LightCAKE's ablations with the given score."""
+    """Return the experiments by target. The ablations of LightCAKE use the given score."""
     return {
         "table2": _table_2(),
         "rivals": _rivals(),
@@ -214,7 +214,7 @@ def experiments(score: str) -> dict[str, Experiment]:
 
 
 def run_settings(row: Row, dataset: str, seed: int, common: Settings) -> dict[str, Any]:
-    """What one run of a row is told; the row's own settings win over the common ones."""
+    """Return the settings of one run of a row. The row's settings override the common ones."""
     best = common.get("preset", "best") == "best"
     searched = row.searched.get(dataset_key(dataset) or "", {}) if best else {}
     return {"dataset": dataset, "seed": seed, **row.base, **searched, **common, **row.settings}
@@ -223,9 +223,11 @@ def run_settings(row: Row, dataset: str, seed: int, common: Settings) -> dict[st
 def configuration(
     row: Row, dataset: str, seed: int, common: Settings, triples: int | None = None
 ) -> TrainingConfig:
-    """The configuration of one run of a row, as its folder has it; of data of one's own by their triples.
+    """Return the configuration of one run of a row, as saved in its folder.
+
+    ``triples`` is the number of training triples of a data set that is not public.
 
     Raises:
-        InputError: A value is wrong, or the row's model does not know the setting.
+        InputError: A value is wrong, or the row's model does not have the setting.
     """
     return resolve(run_settings(row, dataset, seed, common), triples).anchored()

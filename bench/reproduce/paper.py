@@ -1,4 +1,4 @@
-"""The paper's figures. Source: LightCAKE, PAKDD 2021 (arXiv 2102.10826), tables 1 and 2."""
+"""The paper's results. Source: LightCAKE, PAKDD 2021 (arXiv 2102.10826), tables 1 and 2."""
 
 from typing import NamedTuple
 
@@ -6,15 +6,15 @@ DATASETS = ("fb15k-237", "wn18rr", "nell995", "ddb14")
 
 
 class Scores(NamedTuple):
-    """Test figures of a model on a data set."""
+    """Test results of a model on a data set."""
 
     mrr: float
     mr: float
     hits_at_3: float
 
 
-# Mean context sizes (inverses included for entities, raw for relations), and triples in train, valid, test.
-# The paper's table has valid and test of FB15k-237 and WN18RR the other way round.
+# Mean context sizes: with inverses for entities, raw for relations. The paper's table 1 swaps the valid and
+# test sizes of FB15k-237 and WN18RR.
 CONTEXT_SIZES = {
     "fb15k-237": (37.4, 1148.2),
     "wn18rr": (4.2, 7894.1),
@@ -74,8 +74,8 @@ _TABLE_2: dict[str, tuple[Scores, ...]] = {
     ),
 }
 
-# Entity prediction, MRR on FB15k-237 and WN18RR, as tuned anew by Ruffinelli et al., ICLR 2020 (OpenReview
-# BkxSmlBFvr); RotatE's own: Sun et al., ICLR 2019, arXiv 1902.10197.
+# Entity prediction: MRR on FB15k-237 and WN18RR after new tuning by Ruffinelli et al., ICLR 2020 (OpenReview
+# BkxSmlBFvr). RotatE: its authors' results, Sun et al., ICLR 2019, arXiv 1902.10197.
 _ENTITY_MRR = {
     "DistMult": {"fb15k-237": 0.343, "wn18rr": 0.452},
     "ComplEx": {"fb15k-237": 0.348, "wn18rr": 0.475},
@@ -84,12 +84,12 @@ _ENTITY_MRR = {
 
 
 def published_entity_mrr(model: str, dataset: str) -> float | None:
-    """The published MRR of a score without context where entities are ranked; None for others."""
+    """Return the published MRR of a score without context for entity prediction; None for other models."""
     return _ENTITY_MRR.get(model, {}).get(dataset)
 
 
 def published(model: str, dataset: str) -> Scores | None:
-    """The paper's figures of a model (its name there) on a data set; None where it has none."""
+    """Return the paper's results of a model (by its name there) on a data set, or None."""
     if model not in _TABLE_2 or dataset not in DATASETS:
         return None
     return _TABLE_2[model][DATASETS.index(dataset)]

@@ -1,4 +1,4 @@
-"""Training the runs of a reproduction, each in a process of its own, each once."""
+"""Train the runs of a reproduction, each in a separate process and only once."""
 
 import hashlib
 import itertools
@@ -30,14 +30,14 @@ PEAK = "peak_memory.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a finished run gave.
+    """The result of a finished run.
 
     Attributes:
-        folder: Where it lies.
+        folder: The run folder.
         results: The content of its `results.json`.
-        peak_bytes: Largest resident memory of its process; None where the system does not tell.
-        data_dir: Where its data set lies, if that was given; None for where the run had it.
-        history: After each epoch the seconds of training so far, without validation, and the validation MRR.
+        peak_bytes: Largest resident memory of its process; None if the system does not report it.
+        data_dir: Folder of its data set, if given; None for the folder that the run used.
+        history: After each epoch, the seconds of training so far (without validation) and the validation MRR.
     """
 
     folder: Path
@@ -48,15 +48,18 @@ class Outcome:
 
 
 def folder_of(config: TrainingConfig, runs: Path) -> Path:
-    """The run folder of a configuration: equal for equal settings, so that targets share their runs."""
+    """Return the run folder of a configuration.
+
+    Equal settings give the same folder, so targets share runs.
+    """
     readable = re.sub(r"[^\w.-]+", "-", Path(config.dataset).name)
     return runs / f"{readable}-{config.title}-seed{config.seed}-{_digest(config)}"
 
 
 def finished_runs(places: Iterable[Path]) -> dict[str, Path]:
-    """The finished runs among folders and in them, by the configuration that `finished_run` asks for.
+    """Find the finished runs among folders and their subfolders, by the digest that `finished_run` uses.
 
-    Folders that hold something else are passed over.
+    Other folders are skipped.
     """
     found: dict[str, Path] = {}
     for place in places:
@@ -69,24 +72,28 @@ def finished_runs(places: Iterable[Path]) -> dict[str, Path]:
 
 
 def finished_run(config: TrainingConfig, found: Mapping[str, Path]) -> Path | None:
-    """The folder of a finished run of a configuration among those of `finished_runs`."""
+    """Return the folder of a finished run with this configuration from the result of `finished_runs`."""
     return found.get(_digest(config))
 
 
 def check_data(folder: Path, data: KnowledgeGraph) -> None:
-    """See that a finished run is of these data: files may have changed since.
+    """Check that a finished run used these data. The files can have changed since then.
 
     Raises:
-        InputError: It is of others.
+        InputError: The run used other data.
     """
     if not RunFolder.is_of(folder, data):
         raise InputError(
-            f"{folder}: is of other data than {data.name} holds now: wanted it away, or another --out"
+            f"{folder}: expected a run on the current data of {data.name}, got other data: "
+            "remove the folder or choose another --out"
         )
 
 
 def _digest(config: TrainingConfig) -> str:
-    """What is equal for configurations that train the same; settings to come leave it as it is."""
+    """Compute a digest that is equal for configurations that train the same way.
+
+    New settings with default values do not change it.
+    """
     usual = {field.name: field.default for field, _, _ in fields()}
     settings = {
         name: value
@@ -97,16 +104,16 @@ def _digest(config: TrainingConfig) -> str:
 
 
 def run(settings: Mapping[str, Any], folder: Path, *, silent: bool = False) -> Outcome:
-    """Train a run to its end, unless that was done before, and read what it gave.
+    """Train a run to its end, unless it is already finished, and read its results.
 
     Args:
-        settings: Values by field of `TrainingConfig`; the preset has the others.
-        folder: Its folder; a run that was stopped goes on.
-        silent: Print nothing but errors.
+        settings: Values by field of `TrainingConfig`; the preset sets the others.
+        folder: Its folder. A stopped run resumes from there.
+        silent: Print only errors.
 
     Raises:
-        InputError: The training failed: its own message stands above.
-        SystemExit: It was interrupted, and is saved.
+        InputError: The training failed; its message was printed before.
+        SystemExit: The training was interrupted, and is saved.
     """
     if not (folder / "results.json").is_file():
         flags = ["--resume", str(folder)] if folder.is_dir() else [*_flags(settings), "--out", str(folder)]
@@ -132,7 +139,9 @@ def read(folder: Path) -> Outcome:
         mrr = [epoch["valid"]["all"]["mrr"] for epoch in epochs]
         peak = json.loads((folder / PEAK).read_text()) if (folder / PEAK).is_file() else None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{folder}: no finished run, or a damaged one: {error}") from error
+        raise InputError(
+            f"{folder}: expected a finished run, got missing or damaged files: {error}"
+        ) from error
     return Outcome(folder, results, peak, tuple(zip(seconds, mrr, strict=True)))
 
 
@@ -146,10 +155,10 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
-    """(exit code, peak memory in bytes) of a training in a process of its own, on this one's terminal.
+    """Train in a separate process that prints to the same terminal. Return (exit code, peak memory in bytes).
 
-    Where there is a fork server, it imports PyTorch once for all runs; its processes have computed nothing
-    yet, so that no thread pool is cut in two.
+    If the system has a fork server, it imports PyTorch once for all runs. Its processes have not computed
+    before the fork, so no thread pool breaks.
     """
     context: ForkServerContext | SpawnContext
     if "forkserver" in multiprocessing.get_all_start_methods():
@@ -164,7 +173,7 @@ def _call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
     try:
         process.join()
     except BaseException:
-        process.terminate()  # training saves first, however many signals come
+        process.terminate()  # training saves first, even after several signals
         process.join()
         raise
     return process.exitcode or 0, receiver.recv() if receiver.poll() else None

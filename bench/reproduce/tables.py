@@ -1,4 +1,4 @@
-"""Tables and figures of a reproduction: Markdown, CSV and PNG, each number beside the paper's."""
+"""Tables and figures of a reproduction in Markdown, CSV and PNG, next to the paper's numbers."""
 
 import csv
 import io
@@ -14,8 +14,8 @@ from lightcake_fast.inference.fonts import families_for, no_warnings
 
 Cell = str | int | float | None
 Line = Sequence[tuple[float, float]]
-_MOST_WORDS = 5  # below a figure, side by side
-HALF_A_DIGIT = 5e-4  # the paper gives three digits: with one seed, all that is known of a deviation
+_MOST_WORDS = 5  # most labels that fit side by side below a figure
+HALF_A_DIGIT = 5e-4  # precision of the paper's three digits; used as the deviation with one seed
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Table:
     """A table to write.
 
     Attributes:
-        title: What it shows.
+        title: Title of the table.
         head: Names of the columns.
         rows: Cells as text.
-        notes: Lines to stand below it.
-        records: The same for programs: a number or a word a cell, by the name of its column.
-        curves: Points (x, mean, deviation) of a figure, by name; empty for none.
-        panels: Lines of points (x, y) of a figure, one a seed, by panel and name; empty for none.
+        notes: Lines below the table.
+        records: The same content for programs: numbers or words by column name, one record per row.
+        curves: Points (x, mean, deviation) of a figure by name; empty if there is no figure.
+        panels: Lines of points (x, y) of a figure by panel and name, one per seed; empty without a figure.
         axes: Names of the figure's axes.
     """
 
@@ -43,7 +43,7 @@ class Table:
     axes: tuple[str, str] = ("", "")
 
     def markdown(self) -> str:
-        """The table in Markdown, with its title and notes."""
+        """Return the table in Markdown, with its title and notes."""
         lines = [f"## {self.title}", "", _line(self.head), _line(["---"] * len(self.head))]
         lines += [_line(row) for row in self.rows]
         for note in self.notes:
@@ -51,7 +51,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """The records as comma-separated values; an empty cell is a number that there is not."""
+        """Return the records as comma-separated values. An empty cell is a missing number."""
         text = io.StringIO()
         columns = list(dict.fromkeys(name for record in self.records for name in record))
         writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -61,37 +61,37 @@ class Table:
 
 
 class Mean(NamedTuple):
-    """A figure over seeds."""
+    """Mean and deviation over seeds."""
 
     mean: float
     deviation: float | None  # unknown with one seed
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Mean":
-        """Of a value a seed."""
+        """Compute it from one value per seed."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     def cell(self, digits: int) -> str:
-        """The mean and, where it is known, the deviation."""
+        """Format the mean and the deviation, if known."""
         spread = "" if self.deviation is None else f" ± {self.deviation:.{digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
 
 def metric(outcomes: Sequence[Outcome], split: str, name: str) -> Mean:
-    """A metric of all triples of a split over seeds."""
+    """Return a metric of all triples of a split over seeds."""
     return Mean.of([outcome.results[split]["all"][name] for outcome in outcomes])
 
 
 def mean_scores(outcomes: Sequence[Outcome]) -> tuple[Scores, float | None]:
-    """(mean test figures over seeds, deviation of the MRR, unknown with one seed)."""
+    """Return the mean test results over seeds, and the deviation of the MRR (None with one seed)."""
     mrr, mr, hits = (metric(outcomes, "test", name) for name in ("mrr", "mr", "hits_at_3"))
     return Scores(mrr.mean, mr.mean, hits.mean), mrr.deviation
 
 
 def best_and_equal(means: Sequence[Mean]) -> tuple[int, set[int]]:
-    """(which mean is highest, which others are less than two deviations below it).
+    """Return the index of the highest mean, and the indices less than two deviations below it.
 
-    Of a pair's deviations the larger counts, or the one that is known; two of one seed each are not equal.
+    Each pair uses the larger deviation, or the known one. Two means of one seed each are not equal.
     """
     best = max(range(len(means)), key=lambda n: means[n].mean)
     equal = set()
@@ -103,14 +103,14 @@ def best_and_equal(means: Sequence[Mean]) -> tuple[int, set[int]]:
 
 
 def verdict(ours: float, deviation: float | None, theirs: float) -> str:
-    """How our MRR stands to the paper's: "above", "equal" within the deviation, or "below"."""
+    """Compare our MRR with the paper's: "above", "equal" (within the deviation), or "below"."""
     if abs(ours - theirs) <= (HALF_A_DIGIT if deviation is None else deviation):
         return "equal"
     return "above" if ours > theirs else "below"
 
 
 def score_cells(outcomes: Sequence[Outcome], paper: Scores | None) -> list[str]:
-    """The cells of a row for a data set: ours, the paper's, and the verdict."""
+    """Return the cells of a row for a data set: our results, the paper's, and the verdict."""
     means, deviation = mean_scores(outcomes)
     ours = f"{Mean(means.mrr, deviation).cell(4)} / {means.mr:.3f} / {means.hits_at_3:.4f}"
     if paper is None:
@@ -120,7 +120,7 @@ def score_cells(outcomes: Sequence[Outcome], paper: Scores | None) -> list[str]:
 
 
 def score_record(outcomes: Sequence[Outcome], paper: Scores | None) -> dict[str, Cell]:
-    """The same as numbers."""
+    """Return the same values as numbers."""
     means, deviation = mean_scores(outcomes)
     record: dict[str, Cell] = {**means._asdict(), "mrr_deviation": deviation, "seeds": len(outcomes)}
     if paper is not None:
@@ -130,10 +130,10 @@ def score_record(outcomes: Sequence[Outcome], paper: Scores | None) -> dict[str,
 
 
 def draw(table: Table, path: Path) -> None:
-    """Draw the table's panels as a PNG, or its curves, with bars of a deviation where seeds are several.
+    """Draw the table's panels or curves as a PNG. Several seeds get error bars.
 
     Args:
-        table: With `curves` or `panels`.
+        table: A table with `curves` or `panels`.
         path: The file.
     """
     from matplotlib import rc_context
@@ -145,7 +145,7 @@ def draw(table: Table, path: Path) -> None:
 
 
 def _curves(table: Table) -> Any:
-    from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
+    from matplotlib.figure import Figure  # this class avoids pyplot's global state
 
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes: Any = figure.subplots()
@@ -177,7 +177,7 @@ def _panels(table: Table) -> Any:
                 axes.plot(*zip(*line, strict=True), "o-", color=f"C{n}", markersize=3, label=label)
         every = [[y for _, y in line] for lines in names.values() for line in lines]
         tops, least = [max(line) for line in every], min(min(line) for line in every)
-        # shows where lines end, not where they begin
+        # choose the range that shows the ends of the lines; their starts can be cut off
         axes.set_ylim(bottom=max(least, 2 * min(tops) - max(tops)) - 0.02)
         axes.set_title(title, fontsize=11)
         axes.set_xscale("log")

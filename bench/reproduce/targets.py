@@ -1,4 +1,4 @@
-"""From a target's finished runs to its tables."""
+"""Build the tables of a target from its finished runs."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -22,23 +22,24 @@ from bench.reproduce.timing import time_training
 from lightcake_fast.data import load_dataset
 from lightcake_fast.data.statistics import compute_statistics
 
-Finished = Mapping[tuple[str, str], Sequence[Outcome]]  # by row and data set; an outcome a seed
+Finished = Mapping[tuple[str, str], Sequence[Outcome]]  # by row and data set; one outcome per seed
 
 FIGURES_NOTE = (
-    "MRR / MR / Hits@3 of the test split, filtered, ties at their mean rank unless the row says otherwise."
+    "MRR / MR / Hits@3 of the test split, filtered; ties get the mean rank unless a row says otherwise."
 )
-PAPER_NOTE = "The paper's figures were made with ties ranked by relation id. What ours is compares the MRR."
+PAPER_NOTE = "The paper ranks ties by relation id. The column 'ours is' compares the MRR."
 RIVALS_NOTE = (
-    "Filtered, ties at their mean rank; means over seeds and their deviation, seconds of a training with its "
-    "validation. Bold: the highest test MRR of a data set. =: less than two deviations, the larger of both, "
-    "below it, equal to it. Over no layers: test MRR above that of the same score and terms with no layers."
+    "Filtered; ties get the mean rank. Means and deviations over seeds; seconds include validation. Bold: the "
+    "highest test MRR of a data set. =: equal to it, that is less than two deviations (the larger of both) "
+    "below it. Over no layers: gain in test MRR over the same score and terms without layers."
 )
 NEAR = 2e-3
 SPEED_NOTE = (
-    "Means over seeds. Seconds are those of training alone, validation not counted; an MRR is reached at the "
-    "end of an epoch, the first row's is the lowest of its seeds' highest. All have the same terms."
+    "Means over seeds. Seconds count training without validation. An MRR is reached at the end of an epoch. "
+    "The goal is the lowest of the first row's best MRRs over seeds. All models have the same terms."
 )
-# By model: entity contexts, relation contexts, numbers kept. Source: LightCAKE, PAKDD 2021, section 4.
+# Entity contexts, relation contexts and number of parameters by model.
+# Source: LightCAKE, PAKDD 2021, section 4.
 COMPLEXITY = {
     "distmult": ("no", "no", "N d + R d"),
     "rgcn": ("yes", "no", "N d + R d + L (d² + B d² + 2 R B)"),
@@ -47,7 +48,7 @@ COMPLEXITY = {
 
 
 def table_1(datasets: Sequence[str], data_dir: str | None) -> Table:
-    """Statistics of the data sets beside the paper's mean context sizes."""
+    """Build the statistics of the data sets, with the paper's mean context sizes."""
     rows, swapped = [], []
     records: list[dict[str, Cell]] = []
     for name in datasets:
@@ -86,7 +87,7 @@ def table_1(datasets: Sequence[str], data_dir: str | None) -> Table:
 
 
 def comparison(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """Test figures of each row on each data set, beside the paper's where it has them."""
+    """Build the test results of each row on each data set, with the paper's results if it has them."""
     head = [experiment.varies, *(cell for name in datasets for cell in (name, "paper", "ours is"))]
     rows = []
     records: list[dict[str, Cell]] = []
@@ -106,7 +107,7 @@ def comparison(experiment: Experiment, datasets: Sequence[str], finished: Finish
 
 
 def entities(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """Test figures of each row where entities are ranked, beside those published for the scores alone."""
+    """Build the test results for entity prediction, with the published results of the scores alone."""
     head = [experiment.varies]
     for name in datasets:
         head += [name, "Hits@1 / @10", "published MRR"]
@@ -129,13 +130,13 @@ def entities(experiment: Experiment, datasets: Sequence[str], finished: Finished
         rows.append(cells)
     notes = [
         FIGURES_NOTE,
-        "Tails and heads are ranked; published are scores without context, tuned by others.",
+        "Tails and heads are ranked. The published MRRs are of scores without context, tuned by others.",
     ]
     return Table(experiment.title, head, rows, notes, records)
 
 
 def with_curves(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """`comparison` with a figure: MRR by what the rows vary, a curve a data set."""
+    """Build `comparison` with a figure: MRR by the varied property, with one curve per data set."""
     table = comparison(experiment, datasets, finished)
     curves = {name: _curve(experiment.rows, name, finished) for name in datasets}
     seeds = sorted({len(finished[row.label, name]) for row in experiment.rows for name in datasets})
@@ -145,14 +146,14 @@ def with_curves(experiment: Experiment, datasets: Sequence[str], finished: Finis
 
 
 def by_layers(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """`with_curves`, with a note on the paper."""
+    """Build `with_curves`, with a note on the paper."""
     table = with_curves(experiment, datasets, finished)
-    note = "The paper shows these values in a figure only: no numbers of its stand here."
+    note = "The paper shows these values only in a figure, so this table lacks the paper's numbers."
     return replace(table, notes=[*table.notes, note])
 
 
 def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """What each model uses and costs: contexts, size, parameters, accuracy, layer, training speed, memory."""
+    """Build a table of each model's contexts, size, accuracy, speed and memory."""
     head = ["data set", "model", "entity contexts", "relation contexts", "size", "parameters", "MRR", "paper"]
     head += ["layer, ms", "training triples/s", "of R-GCN", "peak memory, MB"]
     rows = []
@@ -195,17 +196,20 @@ def efficiency(experiment: Experiment, datasets: Sequence[str], finished: Finish
             )
     note = (
         "Sizes leave out the relation bias (R), the unknown-entity vectors (2 d), profile, links and paths, "
-        "which all have where their settings ask for them, and LightCAKE's mixing; RotatE's relations have "
-        "d / 2 numbers for d, those of TransH 2 d. Steps and layers are timed when the table is made, on the "
-        "threads that it has: medians of 12, a layer forward and backward, its share of refining both "
-        "tables. Memory is that of the whole process in training. A step without context scores its pairs "
-        "and no more, so scores without layers train many more triples a second."
+        "which every model can have, and LightCAKE's mixing. A relation has d / 2 numbers in RotatE and 2 d "
+        "in TransH. Steps and layers are timed when the table is made, with the threads of this process: "
+        "medians of 12. The time of a layer is the time to refine both tables, forward and backward, divided "
+        "by the number of layers. Memory is the peak of the whole training process. A step without context "
+        "only scores its pairs, so scores without layers train many more triples per second."
     )
     return Table(experiment.title, head, rows, [note], records)
 
 
 def rivals(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """Valid and test figures of each row on each data set: the best, what equals it, what layers add."""
+    """Build the validation and test results of each row on each data set.
+
+    The table marks the best row and the rows equal to it, and shows the gain from layers.
+    """
     head = ["data set", "model", "seeds", "valid MRR", "test MRR", "MR", "Hits@3", "over no layers"]
     head += ["parameters", "s"]
     rows = []
@@ -249,9 +253,12 @@ def _rival_record(outcomes: Sequence[Outcome]) -> dict[str, Cell]:
 
 
 def speed(experiment: Experiment, datasets: Sequence[str], finished: Finished) -> Table:
-    """Seconds of training to the validation MRR that all runs of the first row reach, and to just below."""
+    """Build the seconds of training to the validation MRR that all runs of the first row reach.
+
+    A second column gives the seconds to an MRR slightly below it.
+    """
     first = experiment.rows[0].label
-    head = ["data set", "model", "valid MRR", "s in all", f"s to {first}'s MRR", f"s to {NEAR:g} below it"]
+    head = ["data set", "model", "valid MRR", "s in total", f"s to {first}'s MRR", f"s to {NEAR:g} below it"]
     rows = []
     records: list[dict[str, Cell]] = []
     panels = {
@@ -277,18 +284,18 @@ def _highest(line: Line) -> float:
 
 
 def _seconds_to(line: Line, goal: float) -> float | None:
-    """When a run first reached an MRR; None for never."""
+    """Return the time at which a run first reached an MRR, or None."""
     return next((seconds for seconds, mrr in line if mrr >= goal), None)
 
 
 def _mean_of_all(times: Sequence[float | None]) -> float | None:
-    """The mean over seeds; None where not all of them got there."""
+    """Return the mean over seeds, or None if one of them did not reach it."""
     there = [time for time in times if time is not None]
     return statistics.fmean(there) if len(there) == len(times) else None
 
 
 def _in_cell(times: Sequence[float | None]) -> str:
-    """The mean over the seeds that got there, and how many did if not all."""
+    """Format the mean over the seeds that reached it, and their number if others did not."""
     there = [time for time in times if time is not None]
     if not there:
         return "never"

@@ -1,4 +1,4 @@
-"""How fast the model of a run trains: timed anew, whatever else went on while it was trained."""
+"""Time the training of a run's model. The original training time may include other load on the machine."""
 
 import statistics
 import time
@@ -17,11 +17,12 @@ _WARM, _TIMED = 3, 12
 
 
 class Timing(NamedTuple):
-    """What training takes.
+    """Time of training.
 
     Attributes:
-        triples_per_second: Training triples a second, by the median of steps on the first batch.
-        layer_seconds: Of a layer, forward and backward, a share of refining both tables; None without layers.
+        triples_per_second: Training triples per second, from the median of steps on the first batch.
+        layer_seconds: Seconds per layer, forward and backward: the time to refine both tables divided by the
+            number of layers. None without layers.
     """
 
     triples_per_second: float
@@ -29,11 +30,11 @@ class Timing(NamedTuple):
 
 
 def time_training(folder: Path, data_dir: str | None = None) -> Timing:
-    """Time a new model of a run's settings, on the run's device and the threads of this process.
+    """Time a new model with a run's settings, on the run's device and the threads of this process.
 
     Args:
         folder: The run folder.
-        data_dir: As in `load_dataset`; None takes the run's.
+        data_dir: As in `load_dataset`; None uses the run's.
 
     Raises:
         InputError: The run folder or its data set is missing or damaged.
@@ -50,7 +51,7 @@ def time_training(folder: Path, data_dir: str | None = None) -> Timing:
 
 
 def _refine(experiment: Experiment) -> None:
-    """Refine both tables as training does, and send a gradient back."""
+    """Refine both tables as in training, and run the backward."""
     tables = experiment.model.refine(
         experiment.graph, generator=experiment.generator, backend=experiment.config.backend
     )
@@ -58,7 +59,7 @@ def _refine(experiment: Experiment) -> None:
 
 
 def _median(experiment: Experiment, work: Callable[[], None]) -> float:
-    """The median seconds of some work, once it is compiled and its memory is there."""
+    """Return the median seconds of a function after compilation and memory allocation."""
     seconds = []
     for _ in range(_WARM + _TIMED):
         start = time.perf_counter()

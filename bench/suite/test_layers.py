@@ -1,4 +1,4 @@
-"""One layer, forward, backward and both: this package's beside PyTorch, R-GCN, PyG and a bare gather."""
+"""One layer, forward, backward and both: this package, plain PyTorch, R-GCN, PyG and a bare gather."""
 
 import functools
 import importlib.util
@@ -26,22 +26,22 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.training.captured import WARM_UPS, record, warm_up
 
 DIM = 256
-# Where slow ones are timed on a CPU, so that the suite takes some ten minutes on two cores.
+# Data sets for slow implementations on a CPU. They keep the suite at about ten minutes on two cores.
 SLOW_ON_CPU = {
     "lightcake eager": ("family:300", "family", "family:6000", "ddb14", "wn18rr"),
     "lightcake compiled": ("family", "ddb14", "wn18rr"),
     "PyG RGCNConv": ("family", "ddb14", "wn18rr"),
     "PyG FastRGCNConv": ("family", "ddb14", "wn18rr"),
 }
-LONG = 2.5  # seconds; of calls that take longer only both passes together are timed
-MEMORY_DATA = ("family", "ddb14", "wn18rr")  # peaks take a child process each
+LONG = 2.5  # seconds; slower calls are timed only for both passes together
+MEMORY_DATA = ("family", "ddb14", "wn18rr")  # each peak takes a child process
 
 Results = tuple[Tensor, ...]
 
 
 @dataclass
 class Case:
-    """A layer that is built, compared and warm."""
+    """A layer that is built, verified and warm."""
 
     name: str
     given: LayerInput
@@ -52,13 +52,13 @@ class Case:
 
 @pytest.fixture(scope="session")
 def given(context: ContextGraph) -> LayerInput:
-    """What every layer on the data set computes from."""
+    """The input of every layer on the data set."""
     return LayerInput.random(context, DIM)
 
 
 @pytest.fixture(scope="session")
 def eager(given: LayerInput, data: KnowledgeGraph, device: torch.device) -> Callable[[], Results] | None:
-    """The results of plain PyTorch, computed once; None where they cannot be had at their price."""
+    """The results of plain PyTorch, computed once; None if this takes too much time or memory."""
     if device.type == "cpu" and data.name not in SLOW_ON_CPU["lightcake eager"]:
         return None
     if predicted_peak(given, "lightcake eager") > available_bytes(device):
@@ -75,14 +75,14 @@ def case(
     eager: Callable[[], Results] | None,
     not_run: Callable[..., NoReturn],
 ) -> Case:
-    """A layer on the data set; skips where it is not to be had, too big or too slow."""
+    """A layer on the data set. Skips if it is unavailable, too big or too slow."""
     name = request.param
     what = {"kind": "layer", "model": name, "data": data.name, "device": device.type}
     peak, here = predicted_peak(given, name), available_bytes(device)
     if name.startswith("PyG") and importlib.util.find_spec("torch_geometric") is None:
         not_run("needs torch-geometric", **what)
     if peak > here:
-        not_run(f"does not fit: {peak / 1e9:.1f} GB predicted, {here / 1e9:.1f} GB there", **what)
+        not_run(f"does not fit: {peak / 1e9:.1f} GB predicted, {here / 1e9:.1f} GB free", **what)
     if device.type == "cpu" and data.name not in SLOW_ON_CPU.get(name, data.name):
         not_run(f"too slow for this suite on a CPU; {peak / 1e9:.2f} GB predicted", **what)
     if name == BFLOAT16 and device.type == "cpu":
@@ -90,7 +90,7 @@ def case(
     try:
         return made(name, given, data, device, eager)
     except torch.OutOfMemoryError as error:
-        not_run(f"memory is short: {str(error).splitlines()[0]}", **what)
+        not_run(f"out of memory: {str(error).splitlines()[0]}", **what)
 
 
 def made(
@@ -100,14 +100,14 @@ def made(
     device: torch.device,
     eager: Callable[[], Results] | None,
 ) -> Case:
-    """The layer, after its results were found to be right."""
+    """Build the layer and verify its results."""
     step = BUILDERS[name](given)
     results, seconds = timed(step.both, device)
-    if name.startswith(("lightcake", "gather")):  # the first call may have compiled
+    if name.startswith(("lightcake", "gather")):  # the first call may include compilation
         _, seconds = timed(step.both, device)
     difference = largest_difference(*compared(name, given, results, eager))
     tolerance = NARROW_TOLERANCE if name == BFLOAT16 else TOLERANCE
-    assert difference < tolerance, f"{name} on {data.name} is off by {difference:.1e}: not timed"
+    assert difference < tolerance, f"not timed: {name} on {data.name} differs by {difference:.1e}"
     if device.type == "cuda":
         return Case(name, given, step, seconds, peak_of_call(step.both, device))
     child = ("bench.layers:layer_run", name, data.name, DIM)
@@ -115,7 +115,7 @@ def made(
 
 
 def captured(run: Callable[[], Results]) -> Callable[[], None]:
-    """The work of a function as one CUDA graph, after its results were found to be the same."""
+    """Record a function as one CUDA graph, and verify that its results are the same."""
     results: list[Tensor] = []
 
     def keep() -> None:
@@ -126,16 +126,16 @@ def captured(run: Callable[[], Results]) -> Callable[[], None]:
     replay = record(keep)
     replay()
     difference = largest_difference(results, run())
-    assert difference < TOLERANCE, f"the replay is off by {difference:.1e}: not timed"
+    assert difference < TOLERANCE, f"not timed: the replay differs by {difference:.1e}"
     return replay
 
 
 @pytest.mark.parametrize("mode", ["forward", "backward", "both", "replay"])
 def test_layer(case: Case, mode: str, data: KnowledgeGraph, device: torch.device, measure: Any) -> None:
-    """Time a pass; a replay is both passes as one CUDA graph."""
+    """Time a pass. A replay is both passes as one CUDA graph."""
     step = case.step
     if mode == "replay" and (device.type == "cpu" or case.name not in SCORE_OF):
-        pytest.skip("a CUDA graph of this package's layer only")
+        pytest.skip("only this package's layer is recorded as a CUDA graph")
     if mode != "both" and case.seconds > LONG:
         pytest.skip(f"slow ({case.seconds:.1f} s): only both passes together are timed")
     measure(

@@ -1,4 +1,4 @@
-"""One layer on a CPU and its peers, taking turns: on a machine that is not quiet the ratios still hold."""
+"""One layer on a CPU and its peers, in alternating rounds, so the ratios hold on a busy machine."""
 
 import importlib.util
 from typing import Any
@@ -16,12 +16,12 @@ DIM = 256
 @pytest.mark.parametrize("name", SCORE_OF)
 @pytest.mark.parametrize("dataset", ["family", "ddb14", "wn18rr"])
 def test_peers(dataset: str, name: str, measure: Any) -> None:
-    """Time forward and backward, in turn with plain PyTorch and, where it is there, PyG."""
+    """Time forward and backward, alternately with plain PyTorch and, if installed, PyG."""
     data, device = found(dataset), torch.device("cpu")
     given = layer_input(dataset, DIM, SCORE_OF[name])
     step, eager = BUILDERS[name](given), context_step(given, "reference")
     difference = largest_difference(step.both(), eager.both())
-    assert difference < TOLERANCE, f"off by {difference:.1e}: not timed"
+    assert difference < TOLERANCE, f"not timed: the results differ by {difference:.1e}"
     beside = {"lightcake eager": eager.both}
     if importlib.util.find_spec("torch_geometric") is not None and given.score == "distmult":
         beside["PyG RGCNConv"] = BUILDERS["PyG RGCNConv"](given).both

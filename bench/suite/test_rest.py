@@ -1,4 +1,4 @@
-"""What else a user waits for: evaluation, reading data, making a graph's plan, imports."""
+"""Evaluation, reading of data, building of a graph's plan, and imports."""
 
 import subprocess
 import sys
@@ -24,7 +24,7 @@ IMPORTS = {
 
 @pytest.mark.parametrize("dataset", ["family", "ddb14", "wn18rr", "nell995", "fb15k-237"])
 def test_evaluation(dataset: str, device: torch.device, measure: Any) -> None:
-    """Refine and rank the relations of the test split."""
+    """Refine the embeddings and rank the relations of the test split."""
     found(dataset)
     flags = {"dataset": dataset, "dim": 64, "layers": 2, "device": device.type}
     experiment, twin = Experiment.of(**flags), Experiment.of(**flags)
@@ -32,7 +32,7 @@ def test_evaluation(dataset: str, device: torch.device, measure: Any) -> None:
     def evaluate() -> Evaluation:
         return experiment.evaluate("test")
 
-    assert evaluate() == twin.evaluate("test"), "two evaluations differ: not timed"
+    assert evaluate() == twin.evaluate("test"), "not timed: two evaluations differ"
     _, warm = timed(evaluate, device)
     measure(
         evaluate,
@@ -87,7 +87,7 @@ def _about(graph: KnowledgeGraph, dataset: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("what", IMPORTS)
 def test_import(what: str, measure: Callable[..., None]) -> None:
-    """Start Python and import, in a process of its own."""
+    """Start Python and import, in a separate process."""
 
     def start() -> None:
         subprocess.run([sys.executable, "-c", IMPORTS[what]], check=True)

@@ -1,4 +1,4 @@
-"""A step and an epoch of training, for LightCAKE by its number of layers and for R-GCN by its matrices."""
+"""A step and an epoch of training: LightCAKE by number of layers, R-GCN by type of matrices."""
 
 from collections.abc import Callable
 from itertools import cycle
@@ -20,29 +20,32 @@ MODELS: dict[str, dict[str, Any]] = {
     "rgcn basis": {"model": "rgcn", "layers": 1, "decomposition": "basis"},
     "rgcn block": {"model": "rgcn", "layers": 1, "decomposition": "block"},
 }
-MEMORY_OF = ("distmult", "lightcake 2", "rgcn basis")  # the others' would take a child process each too
+MEMORY_OF = ("distmult", "lightcake 2", "rgcn basis")  # each peak takes a child process
 
 
 @pytest.fixture(scope="session", params=["family", "ddb14", "wn18rr"])
 def dataset(request: pytest.FixtureRequest) -> str:
-    """A data set that is there."""
+    """An available data set."""
     found(request.param)
     return str(request.param)
 
 
 def ready(flags: dict[str, Any]) -> tuple[Experiment, Callable[[], None]]:
-    """A training and its next step, after two whose losses are those of the layers in plain PyTorch."""
+    """Return a training after two steps, and its next step.
+
+    For LightCAKE on the generated graph, the losses must match the layers in plain PyTorch.
+    """
     experiment, step = started(flags)
     losses = [experiment.step.loss_sum.item()]
     if flags["model"] == "lightcake" and flags["dataset"] == "family":
         twin, _ = started({**flags, "backend": "reference"})
         losses.append(twin.step.loss_sum.item())
-    assert max(losses) - min(losses) < 1e-3 * losses[0], f"the losses differ, not timed: {losses}"
+    assert max(losses) - min(losses) < 1e-3 * losses[0], f"not timed: the losses differ: {losses}"
     return experiment, step
 
 
 def started(flags: dict[str, Any]) -> tuple[Experiment, Callable[[], None]]:
-    """A training after two steps, the first of which makes Adam's averages, and its next step."""
+    """Return a training after two steps, and its next step. The first step creates Adam's averages."""
     experiment = Experiment.of(**flags)
     batches = cycle(experiment.epoch(0))
 
@@ -55,14 +58,14 @@ def started(flags: dict[str, Any]) -> tuple[Experiment, Callable[[], None]]:
 
 
 def training_step(flags: dict[str, Any]) -> Computation:
-    """A later step of a training, for `peak_in_child`."""
+    """Return a later step of a training, for `peak_in_child`."""
     return started(flags)[1]
 
 
 @pytest.mark.parametrize("mode", ["step", "replay", "epoch"])
 @pytest.mark.parametrize("name", MODELS)
 def test_training(name: str, mode: str, dataset: str, device: torch.device, measure: Any) -> None:
-    """Time a step, the same as one CUDA graph, or on the smallest data set all steps of an epoch."""
+    """Time a step, the step as one CUDA graph, or all steps of an epoch (on the smallest data set)."""
     if mode == "epoch" and dataset != "family":
         pytest.skip("an epoch is timed on the generated graph only")
     if mode == "replay" and device.type == "cpu":

@@ -215,7 +215,7 @@ def test_code_for_an_absent_card(scores: tuple[str, ...]) -> None:
         _in_bounds(score, json.loads(finish(process)))
     report = finish(start("bench.gauge.kernel_cost", "--score", scores[0]))
     assert f"sm_90, {scores[0]}, d = 256" in report
-    assert "6,280 bytes a context triple" in report  # 6 rows of 1,024 and 136
+    assert "6,280 bytes per context triple" in report  # 6 rows of 1,024 and 136
     assert "gpu_backward.entity_pass" in report
 
 

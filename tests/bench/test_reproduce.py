@@ -326,7 +326,7 @@ def test_data_of_ones_own_are_found_again_and_changed_ones_refused(
     test.write_text("".join(test.read_text().splitlines(keepends=True)[:-3]))
     capsys.readouterr()
     assert cli.run(command.main, [*argv, "--finished", "--runs", "runs", "--", *flags]) == 2
-    assert "is of other data than mine holds now" in capsys.readouterr().err
+    assert "expected a run on the current data of mine, got other data" in capsys.readouterr().err
 
 
 @pytest.mark.full
@@ -362,8 +362,8 @@ def test_the_origin_counts_a_shared_run_once() -> None:
     origin = command._origin(argv, device, finished)
     assert "`python -m bench.reproduce layers --out 'a b'`" in origin
     assert f" on {device_name(device)} (" in origin
-    assert origin.endswith("; trained for 35 min in all.")
-    assert "trained" not in command._origin(["table1"], device, {})
+    assert origin.endswith("; total training time 35 min.")
+    assert "training time" not in command._origin(["table1"], device, {})
 
 
 @pytest.mark.parametrize(
@@ -386,8 +386,8 @@ def test_the_history_of_a_run_counts_training_alone(tmp_path: Path) -> None:
     [
         (["table3"], "argument TARGET: invalid choice: 'table3'"),
         ([], "the following arguments are required: TARGET"),
-        (["table2", "--", "--seed", "3"], "--seed: wanted before the --, or not at all"),
-        (["table2", "--", "--model", "rgcn"], "--model: wanted before the --, or not at all"),
+        (["table2", "--", "--seed", "3"], "--seed: not allowed after --"),
+        (["table2", "--", "--model", "rgcn"], "--model: not allowed after --"),
         (["table2", "--", "--dim", "0"], "dim: got 0, wanted a whole number of at least 1"),
         (["table1", "--datasets", "nowhere"], "nowhere"),
     ],
@@ -414,7 +414,7 @@ def test_a_broken_run_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "results.json").write_text(content)
         (tmp_path / "metrics.jsonl").write_text(content)
-    with pytest.raises(InputError, match="no finished run, or a damaged one"):
+    with pytest.raises(InputError, match="expected a finished run, got missing or damaged files"):
         read(tmp_path)
 
 
@@ -433,12 +433,12 @@ def test_what_is_finished_makes_a_table_of_its_own(
     capsys.readouterr()
     assert cli.run(command.main, [*argv, "--seeds", "2", *TINY]) == 2
     message = (
-        "--finished: no row of rivals has a finished run, of these settings and seeds, on each of family:60"
+        "--finished: expected a finished run with these settings and seeds on each of family:60, got no such"
     )
     assert message in capsys.readouterr().err
     argv = ["efficiency", "entities", *argv[1:]]
     assert cli.run(command.main, [*argv, "--seeds", "1", "0", "1", *TINY]) == 0
-    assert "left out: entities, no row of which has a finished run" in capsys.readouterr().out
+    assert "left out: entities: no row has a finished run" in capsys.readouterr().out
     assert "only 1 of LightCAKE-DistMult on family:60." in (tmp_path / "out" / "efficiency.md").read_text()
 
 
