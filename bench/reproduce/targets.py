@@ -29,9 +29,9 @@ FIGURES_NOTE = (
 )
 PAPER_NOTE = "The paper ranks ties by relation id. The column 'ours is' compares the MRR."
 RIVALS_NOTE = (
-    "Filtered; ties get the mean rank. Means and deviations over seeds; seconds include validation. Bold: the "
-    "highest test MRR of a data set. =: equal to it, that is less than two deviations (the larger of both) "
-    "below it. Over no layers: gain in test MRR over the same score and terms without layers."
+    "Filtered; ties get the mean rank. Means and deviations over seeds; seconds include validation. Bold: "
+    "the highest test MRR of a data set. =: equal to it, that is less than two deviations (the larger of "
+    "both) below it. Over no layers: gain in test MRR over the same score and terms without layers."
 )
 NEAR = 2e-3
 SPEED_NOTE = (
