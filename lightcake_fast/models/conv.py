@@ -143,7 +143,7 @@ class LightCAKEConv(nn.Module):
 
     def _untraced(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
         """The same, run by torch.compile as it is: NumPy sorts the edges."""
-        layer: Any = torch.compiler.disable(self._sorted_layer)
+        layer: Any = torch.compiler.disable(self._sorted_layer)  # type: ignore[no-untyped-call]
         return layer(*arguments)  # type: ignore[no-any-return]
 
     # As torch.compiler.disable marks it, which at import would import the whole compiler

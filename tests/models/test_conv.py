@@ -145,7 +145,8 @@ class TwoLayers(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x, relations = self.first(x, self.graph, relations=self.first.relations)
-        return self.second(x, self.graph, relations=relations)[0]
+        nodes: Tensor = self.second(x, self.graph, relations=relations)[0]
+        return nodes
 
 
 @pytest.mark.parametrize("score", ["distmult", "transh"])
