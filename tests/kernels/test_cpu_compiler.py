@@ -1,4 +1,4 @@
-"""Compiled passes where nothing can be kept on disk, and threads that outlive the interpreter's main one."""
+"""Compiled passes without a writable disk cache, and threads that outlive the main thread."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The layer's Numba passes against the float64 reference, and against themselves on other threads."""
+"""The layer's Numba passes against the float64 reference, and with different numbers of threads."""
 
 import itertools
 import os
@@ -30,17 +30,17 @@ from tests.support.graphs import (
     random_rows,
 )
 
-LONG = 260  # of rows that are not prefetched, and of a width that is not compiled as a constant
+LONG = 260  # long rows are not prefetched, and this width is not compiled as a constant
 WIDTHS = (1, 16, 63, 64, 100, 256, LONG)
 DTYPES = (torch.float32, torch.float64)
 THREADS = (1, 2, 4)
 
-# a width of its own costs seconds of compilation for each score and type; the others share one
+# each fixed width takes seconds to compile per score and dtype; the other widths share one compilation
 QUICK = {("distmult", 64, torch.float32), ("transe", LONG, torch.float32), ("complex", LONG, torch.float32)}
 
 
 def in_the_quick_run(score: str, width: int, dtype: torch.dtype) -> bool:
-    """Of all pairs of a score and a type, but float32 alone for the scores that pair columns."""
+    """Select pairs of a score and a dtype: all for most scores, only float32 for scores with two columns."""
     if width in (*FIXED_WIDTHS, LONG):
         return (score, width, dtype) in QUICK
     return score_named(score).columns == 1 or dtype == torch.float32
@@ -56,7 +56,7 @@ CASES = [
 
 
 def check(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> None:
-    """The passes give what the reference gives for the same numbers in float64."""
+    """Check that the passes give the results of the reference in float64."""
     expected = layer_results(x, y, graph, dtype=torch.float64, backend="reference", **options)
     for name, actual in layer_results(x, y, graph, backend="numba", **options).items():
         assert actual.dtype == x.dtype
@@ -65,14 +65,14 @@ def check(x: Tensor, y: Tensor, graph: ContextGraph, **options: Any) -> None:
 
 @pytest.fixture
 def on_threads() -> Iterator[tuple[int, ...]]:
-    """Thread counts to try; afterwards PyTorch has as many as before."""
+    """Thread counts to try. Afterwards PyTorch's thread count is restored."""
     before = torch.get_num_threads()
     yield THREADS
     torch.set_num_threads(before)
 
 
 def test_fresh_memory_is_poisoned() -> None:
-    """Else none of these tests would see a number that nobody wrote."""
+    """Without the poison, these tests would not notice numbers that are read but never written."""
     x = torch.zeros(2, 3)
     for fresh in (x.new_empty(4), torch.empty_like(x), torch.empty(2)):
         assert fresh.isnan().all()
@@ -90,7 +90,7 @@ def test_equals_the_reference(name: str, score: str, width: int, dtype: torch.dt
 
 @pytest.mark.parametrize("name", ["hubs", "relation_edges"])
 def test_rows_are_cut(name: str) -> None:
-    """Else the merges of parts would go untested."""
+    """Without cut rows, the merges of parts would stay untested."""
     cuts = layer_inputs(name, 1, torch.float32)[2].plan
     assert (cuts.relation_part.diff() > 1).any()
     if name == "hubs":
@@ -111,7 +111,7 @@ def test_every_triple_masked(name: str, score: str, context: str) -> None:
 
 
 def empty(graph: ContextGraph) -> ContextGraph:
-    """A graph of as many entities and relations without triples."""
+    """Return a graph with the same numbers of entities and relations and without triples."""
     none = torch.zeros(0, 3, dtype=torch.int64)
     return ContextGraph.from_triples(none, graph.num_entities, graph.num_relations)
 
@@ -167,7 +167,7 @@ def test_all_passes_share_one_pool_of_as_many_threads_as_pytorch_has() -> None:
 
 
 def test_threads_treat_denormals_as_their_caller(on_threads: tuple[int, ...]) -> None:
-    """Rows of zeros get e_t - e_r = 3e-39, below what a normal float32 holds."""
+    """Rows of zeros get e_t - e_r = 3e-39, which is a denormal float32."""
     heads = torch.arange(4000) % 200
     triples = torch.stack([heads, torch.zeros_like(heads), 200 + torch.arange(4000) // 20], 1)
     graph = ContextGraph.from_triples(triples, 400, 1)
@@ -209,12 +209,12 @@ def test_no_array_of_triples_times_width(monkeypatch: pytest.MonkeyPatch) -> Non
     cpu_backward.backward(x, y, x, y, *outputs, graph.plan, "distmult")
     results = 2 * (x.nbytes + y.nbytes)
     assert sum(allocated) - results < 60 * 2 * len(triples)
-    assert sum(allocated) - results > 20 * 2 * len(triples)  # what the passes hand on was counted
+    assert sum(allocated) - results > 20 * 2 * len(triples)  # the buffers between the passes were counted
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_exponential_function(dtype: torch.dtype) -> None:
-    """As close as the docstring says over the range of the weights; what has no number is told as such."""
+    """The error stays within the docstring's bounds over the range of the weights. NaN stays NaN."""
 
     @numba.njit(**FAST)  # type: ignore[untyped-decorator]
     def exponentials(values: Any, results: Any) -> None:
@@ -240,7 +240,7 @@ def test_the_exponential_function(dtype: torch.dtype) -> None:
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter, from the checkout."""
+    """Run code in a fresh interpreter, in the checkout."""
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).resolve().parents[2],
@@ -260,9 +260,9 @@ results = layer_results(x, y, graph, mask=mask, backend="numba")
 print([table.tolist() for table in results.values()])
 """
     x, y, graph, mask = layer_inputs("degrees", 7, torch.float32)
-    results = layer_results(x, y, graph, mask=mask, backend="numba")  # compiled by now, if not before
+    results = layer_results(x, y, graph, mask=mask, backend="numba")  # compiles passes if needed
     other = run_python(code)
-    assert other.stderr == ""  # a pass that compiles says so
+    assert other.stderr == ""  # a pass that compiles prints a message
     assert other.stdout.strip() == str([table.tolist() for table in results.values()])
 
 

@@ -1,4 +1,4 @@
-"""Memory that results of the CPU's passes leave to the next ones: never while they are read."""
+"""Results of the CPU passes reuse memory of earlier results, but never while it is read."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ LIKE = torch.empty(0)
 
 @pytest.fixture
 def kept() -> Iterator[None]:
-    """Results of every size are kept."""
+    """Keep results of every size."""
     cpu_memory.keep_results(1)
     yield
     cpu_memory.keep_results(float("inf"))
@@ -30,17 +30,17 @@ def test_memory_is_used_again_when_nothing_reads_it() -> None:
     first = cpu_memory.new_result(LIKE, 8, 3)
     place, part = first.data_ptr(), first[2:]
     del first
-    assert cpu_memory.new_result(LIKE, 8, 3).data_ptr() != place  # a part of it is read
+    assert cpu_memory.new_result(LIKE, 8, 3).data_ptr() != place  # a part of it is still read
     part.fill_(7)
     del part
-    again = [cpu_memory.new_result(LIKE.double(), 12) for _ in range(2)]  # as many bytes
+    again = [cpu_memory.new_result(LIKE.double(), 12) for _ in range(2)]  # the same number of bytes
     assert place in [tensor.data_ptr() for tensor in again]
     assert [tensor.dtype for tensor in again] == [torch.float64] * 2
     assert [tensor.shape for tensor in again] == [(12,)] * 2
 
 
 def idle() -> int:
-    """How many blocks wait for a result of their size."""
+    """Return the number of idle blocks of this size."""
     return len(cpu_memory._ended) + sum(map(len, cpu_memory._idle.values()))
 
 
@@ -63,7 +63,7 @@ def test_what_is_idle_for_long_is_released() -> None:
     cpu_memory.keep_results(10**6)
     kept = cpu_memory.new_result(LIKE, 10**6)
     del kept
-    for _ in range(2 * cpu_memory.PATIENCE):  # small ones, too, are results
+    for _ in range(2 * cpu_memory.PATIENCE):  # small results count too
         cpu_memory.new_result(LIKE, 8)
     assert idle() == 0
 

@@ -1,4 +1,7 @@
-"""Passes that helper processes compile: found on disk, the same; a helper that fails costs only time."""
+"""Helper processes compile passes into the disk cache.
+
+Results stay the same, and a failed helper only costs time.
+"""
 
 import itertools
 import os
@@ -41,18 +44,18 @@ print([table.tolist() for table in results.values()])
 
 
 class Compilations(event.Listener):  # type: ignore[misc]
-    """The passes that this process compiles."""
+    """Records the passes that this process compiles."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
 
     def on_start(self, started: Any) -> None:
-        """Note a pass, and none of the functions that are compiled into it."""
+        """Record a pass, but not the functions that are compiled into it."""
         name = started.data["dispatcher"].py_func.__name__
         self.names += [started.data["dispatcher"].py_func.__qualname__] if name == "run" else []
 
     def on_end(self, _: Any) -> None:
-        """Nothing to note."""
+        """Record nothing."""
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def compiled() -> Iterator[list[str]]:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No pass is compiled, nothing is kept, and two processes share the work from the start."""
+    """Start with no compiled passes and an empty cache; two processes share the work from the start."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     for each in PASSES:
@@ -88,7 +91,7 @@ def sums(width: int = 7) -> torch.Tensor:
 def test_what_a_helper_compiled_is_found_and_is_the_same(
     request: pytest.FixtureRequest, compiled: list[str]
 ) -> None:
-    expected = sums()  # of a pass that this process compiled, or found before
+    expected = sums()  # from a pass that this process compiled or loaded
     request.getfixturevalue("fresh")
     compiled.clear()
     cpu_together._compile_together(SHORT_PASSES, KIND)
@@ -187,7 +190,7 @@ def test_the_backward_is_compiled_where_somebody_may_ask_for_it(
     differentiated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class AskedError(Exception):
-        """With what."""
+        """Raised with the arguments of the call."""
 
     def compile_layer(*kind: Any, **options: Any) -> None:
         raise AskedError(*kind, options)  # before anything is compiled
@@ -243,7 +246,7 @@ def test_the_types_declared_are_those_that_passes_get(
     kind = Kind("distmult", 0, str(dtype)[6:], read, context != "entity")
     declared = {(each._pass(), *each._key(kind)): each._declared(kind)[1] for each in FORWARD + BACKWARD}
     assert got.keys() <= declared.keys()
-    assert len(got) == len(declared) - (context == "relation")  # which sums no entity's context
+    assert len(got) == len(declared) - (context == "relation")  # this context needs no sum for entities
     for key, signature in got.items():
         assert signature == declared[key], key[0]._make.__name__
 
@@ -261,7 +264,7 @@ def layer_in_a_process(cache: Path, processes: int) -> "subprocess.Popen[str]":
 
 @pytest.mark.full
 def test_any_number_of_processes_gives_the_same_from_an_empty_cache(tmp_path: Path) -> None:
-    """Two that start at once share a cache; what is found there later compiles nothing."""
+    """Two processes that start together share a cache. A later process compiles nothing."""
     starts = [("one", 1), ("two", 2), ("two", 2), ("three", 3)]
     runs = [layer_in_a_process(tmp_path / name, processes) for name, processes in starts]
     results = [run.communicate() for run in runs]

@@ -1,4 +1,4 @@
-"""The Triton passes made from any block: ComplEx's two columns, and blocks without their optional members."""
+"""The Triton passes with other blocks: ComplEx's two columns, and blocks without their optional members."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ OPTIONAL = ("product", "inverse", "add_grad_r", "add_grad_entity", "own_row")
 
 
 def stripped(block: Any) -> Any:
-    """The block's required members alone."""
+    """Return a block with only the required members."""
     return type(block.__name__, block.__bases__, {k: v for k, v in vars(block).items() if k not in OPTIONAL})
 
 

@@ -1,4 +1,4 @@
-"""The layer's Triton kernels against the float64 reference: on a card if there is one, else interpreted."""
+"""The layer's Triton kernels against the float64 reference, on a GPU if there is one, else interpreted."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ GRID = {
     "width": (1, 16, 63, 64, 100, 256),
     "dtype": (torch.float32, torch.float64, torch.float16, torch.bfloat16),
     "graph": tuple(GPU_GRAPHS),
-    # the interpreter's time goes by the tile: most cases use a warp wide enough for a row's few tiles
+    # the interpreter's time depends on the number of tiles, so most cases use a warp as wide as a row
     "lanes": (32, 256),
 }
 CASES = pairwise({key: values for key, values in GRID.items() if key != "lanes"})
@@ -41,7 +41,7 @@ FULL = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GR
 
 @pytest.fixture(autouse=True)
 def _small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few triples make a hub: the interpreter takes about a millisecond for each line of a kernel."""
+    """Cut chunks short, so that few triples make a hub. The interpreter takes about 1 ms per kernel line."""
     if "shipped_chunks" not in request.fixturenames:
         monkeypatch.setattr(kernels_plan, "GPU_ENTITY_CHUNK", 7)
         monkeypatch.setattr(kernels_plan, "GPU_RELATION_CHUNK", (8, 16))
@@ -49,16 +49,16 @@ def _small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def shipped_chunks() -> None:
-    """Keep the chunks as long as they are outside of these tests."""
+    """Keep the default chunk lengths."""
 
 
 def gradients(
     outputs: tuple[Tensor, ...], inputs: tuple[Tensor, ...], dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """Of a random combination of the outputs, with weights that are rounded to ``dtype``."""
+    """Return the gradients of a random combination of the outputs, with weights rounded to ``dtype``."""
     random = torch.Generator().manual_seed(1)
     weights = [torch.randn(o.shape, generator=random).to(dtype).to(o) for o in outputs]
-    # the reference hands out its input where the context leaves a table alone
+    # the reference returns its input if the context does not change a table
     return torch.autograd.grad([o.clone() for o in outputs], inputs, weights)
 
 
@@ -186,7 +186,7 @@ def test_nothing_to_do(entities: int, width: int) -> None:
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])
 def test_scores_that_grow_far_within_a_row(score: str) -> None:
-    """The running maximum must be raised, on both sides of what a float's exponent holds."""
+    """The running maximum must rise, below and above the range of a float's exponent."""
     x, y, graph, _ = layer_inputs("hub", 16, torch.float32, DEVICE)
     x = x * torch.logspace(-2, 1.9, len(x), device=DEVICE)[:, None]
     alpha, _ = reference.context_weights(x, y, graph.context_triples, None, score)
@@ -199,7 +199,10 @@ def test_scores_that_grow_far_within_a_row(score: str) -> None:
 def test_rows_at_large_scores_are_as_precise_as_in_pytorch(
     score: str, largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hubs among them; gradients err more, by the rounding of D, where equal triples share a row's weight."""
+    """The graph has hubs.
+
+    Gradients have a larger error, from the rounding of D, if equal triples share the weight.
+    """
     lanes(monkeypatch, 256)
     x, y, graph, _ = layer_inputs("hub", 8, torch.float32, DEVICE)
     tables = zip((x, y, x), graph.context_triples, strict=True)
@@ -217,7 +220,7 @@ def test_rows_at_large_scores_are_as_precise_as_in_pytorch(
 def test_one_triple_with_all_the_weight_leaves_no_rounding_in_the_gradients(
     score: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores up to a thousand, far apart: what the softmax hands back is zero exactly, as in PyTorch."""
+    """Scores reach a thousand and lie far apart. The softmax gradient is exactly zero, as in PyTorch."""
     lanes(monkeypatch, 256)
     tails = torch.arange(1, 21, device=DEVICE)
     graph = ContextGraph.from_triples(torch.stack([0 * tails, 0 * tails, tails], 1), 21, 1)
@@ -288,7 +291,10 @@ def test_zero_distance_has_no_gradient() -> None:
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])
 def test_16_bit_gradients_do_not_come_from_rounded_differences(score: str) -> None:
-    """Rows much longer than what a layer adds to them: D from rounded rows is off by far more."""
+    """Rows are much longer than the sums that a layer adds.
+
+    With D from rounded rows, the error would be far larger.
+    """
     x, y, graph, _ = layer_inputs("hub", 64, torch.bfloat16, DEVICE)
     x = x + 30 * (torch.arange(64, device=DEVICE) % 7 == 0)
     y = y + 30 * (torch.arange(64, device=DEVICE) % 7 == 1)
@@ -440,7 +446,7 @@ def test_plan_gives_every_part_to_its_row(name: str) -> None:
 @pytest.mark.skipif(ON_CARD, reason="needs addresses without memory behind them")
 @pytest.mark.parametrize("score", ["distmult", "transe"])
 def test_rows_beyond_2_to_the_31_numbers(score: str) -> None:
-    """Tables of which two rows exist: an offset computed in 32 bits would miss them."""
+    """The tables have memory only for two rows. Offsets computed in 32 bits would miss these rows."""
     width, far = 64, 2**25 + 5
     plan = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [1, 1, 0]]), 2, 2).gpu_plan
     raw, context, chunk = plan.raw.clone(), plan.context.clone(), plan.entity_chunk.clone()
@@ -452,7 +458,7 @@ def test_rows_beyond_2_to_the_31_numbers(score: str) -> None:
     expected = _row_passes(plan, *near, rows=2, score=score)
 
     def spread(rows: Tensor) -> Tensor:
-        # private memory is not reserved: only the pages of the last two rows come to exist
+        # private memory is not reserved, so only the pages of the last two rows are allocated
         memory = mmap.mmap(-1, 4 * width * (far + 2), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         table = torch.frombuffer(memory, dtype=torch.float32).view(far + 2, width)
         table[far:] = rows
@@ -468,7 +474,10 @@ def test_rows_beyond_2_to_the_31_numbers(score: str) -> None:
 def _row_passes(
     plan: GpuPlan, x: Tensor, y: Tensor, g: Tensor, q: Tensor, *, rows: int, score: str
 ) -> list[Tensor]:
-    """All that the four passes over rows write, of the last two entities; the tables may be far larger."""
+    """Return the outputs of the four passes over rows, for the last two entities.
+
+    The tables may be far larger.
+    """
     width, parts = x.shape[1], len(plan.part_row)
     s, norm_y, row_dot_y = torch.zeros(4), torch.ones(4, 2), torch.zeros(4)
     norm_x, row_dot_x = torch.zeros(rows, 2), torch.zeros(rows)
@@ -476,7 +485,7 @@ def _row_passes(
     part = gpu_forward.Parts(torch.zeros(parts, width), torch.zeros(parts), torch.zeros(parts))
     gpu_forward.run_relation_pass(x, y, plan, None, s, part, score, True)
     results = [s.clone(), part.acc.clone()]
-    # the result goes over its own row, which no other program reads: one chunk an entity
+    # the result overwrites its input row, which no other program reads, because each entity has one chunk
     new_x = x if rows > 2 else x.clone()
     kept = x[-2:].clone()
     gpu_forward.run_entity_pass(x, y, x, plan, s, new_x, norm_x, norm_x, part, score, True)

@@ -1,4 +1,4 @@
-"""Rows from their parts in Triton, against plain sums: few parts, as many as are taken at once, and more."""
+"""Triton's merge of rows against plain sums: few parts, one block of parts, and more."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from lightcake_fast.kernels.gpu_merge import merge_pass, sum_pass
 from tests.support.comparison import assert_close
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PARTS = (1, 130, 3, 0, 16, 21, 64)  # of three relations, then of four entities
+PARTS = (1, 130, 3, 0, 16, 21, 64)  # parts of three relations, then of four entities
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,4 +1,4 @@
-"""Numbers at the edges of their types: each back end's gradients are finite and right against float64."""
+"""Numbers near the limits of their dtypes: the gradients of each back end are finite and match float64."""
 
 import itertools
 import math
@@ -28,14 +28,14 @@ from tests.support.graphs import (
 )
 
 ON_CARD = torch.cuda.is_available()
-# with graphs for each: Triton's interpreter takes a second for the smaller one
+# a graph per back end: Triton's interpreter takes a second even for the smaller one
 BACKENDS = [("numba", "hubs"), ("reference", "hubs"), ("triton", "hubs" if ON_CARD else "duplicates")]
 EVERY_BACKEND = pytest.mark.parametrize(("backend", "name"), BACKENDS, ids=lambda value: value)
 DTYPES = (torch.float32, torch.float64)
 
 
 def results(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, **options: Any) -> dict[str, Tensor]:
-    """A layer on the device that the back end runs on, brought back."""
+    """Run a layer on the device of the back end, and return the results on the CPU."""
     device = "cuda" if backend == "triton" and ON_CARD else "cpu"
     if options.get("mask") is not None:
         options["mask"] = options["mask"].to(device)
@@ -52,7 +52,7 @@ def check(
     mask: Tensor | None = None,
     slack: float = 1.0,
 ) -> dict[str, Tensor]:
-    """Compare with the float64 reference, whose results come back."""
+    """Compare with the float64 reference, and return the reference's results."""
     exact = layer_results(x, y, graph, dtype=torch.float64, score=score, mask=mask, backend="reference")
     most = max(table.abs().max().item() for table in (x, y))
     for table, actual in results(x, y, graph, backend, score=score, mask=mask).items():
@@ -72,7 +72,7 @@ def check(
 def test_scores_of_ten_thousand(
     backend: str, name: str, score: str, most_x: int, most_y: int, dtype: torch.dtype
 ) -> None:
-    """Of either sign for DistMult; in whole numbers and one column, where the scores are exact."""
+    """DistMult has scores of both signs. With integers and one column the scores are exact."""
     _, _, graph, mask = layer_inputs(name, 1, dtype)
     random = torch.Generator().manual_seed(3)
     x, y = (
@@ -87,7 +87,7 @@ def test_scores_of_ten_thousand(
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["numba", "reference"])
 def test_scores_that_change_far_within_a_row(backend: str, score: str, rising: bool) -> None:
-    """The running maximum of the one relation moves with nearly every triple, or never again."""
+    """The running maximum of the only relation changes with nearly every triple, or never after the first."""
     ends = torch.arange(600).view(2, 300)
     graph = ContextGraph.from_triples(torch.stack([ends[0], 0 * ends[0], ends[1]], 1), 600, 1)
     x, y = random_rows(graph, 16, torch.float64)
@@ -99,12 +99,12 @@ def test_scores_that_change_far_within_a_row(backend: str, score: str, rising: b
 @pytest.mark.parametrize("score", ["transe", pytest.param("rotate", marks=pytest.mark.full)])
 @pytest.mark.parametrize("backend", [backend for backend, _ in BACKENDS])
 def test_zero_lengths(backend: str, score: str, dtype: torch.dtype) -> None:
-    """TransE where t = r + h, RotatE where t = h r: the score has no slope there, nothing divides by it."""
+    """TransE with t = r + h, RotatE with t = h r: the gradient is zero, and nothing divides by zero."""
     x, y, graph, mask = layer_inputs("duplicates", 16, dtype)
     still = torch.zeros(16, dtype=dtype)
-    still[:8] = score == "rotate"  # a rotation by nothing
+    still[:8] = score == "rotate"  # RotatE: the rotation by zero
     check(torch.ones_like(x), still.expand_as(y), graph, backend, score)
-    y[0] = still  # of the loops of relation 0 alone
+    y[0] = still  # only in the loops of relation 0
     assert ((graph.triples[:, 0] == graph.triples[:, 2]) & (graph.triples[:, 1] == 0)).any()
     check(x, y, graph, backend, score, mask)
 
@@ -112,7 +112,7 @@ def test_zero_lengths(backend: str, score: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("score", ["distmult", "transe"])
 @pytest.mark.parametrize("backend", [backend for backend, _ in BACKENDS])
 def test_one_triple_that_has_all_the_weight(backend: str, score: str) -> None:
-    """Scores 128 and more apart: every other weight is below the smallest float32."""
+    """Scores differ by 128 and more, so every other weight is below the smallest float32."""
     tails = torch.arange(1, 9)
     triples = torch.stack([torch.zeros_like(tails), torch.zeros_like(tails), tails], 1)
     graph = ContextGraph.from_triples(triples, 9, 1)
@@ -125,7 +125,7 @@ def test_one_triple_that_has_all_the_weight(backend: str, score: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["numba", "reference", *["triton"] * ON_CARD])
 def test_rows_of_a_hundred_thousand(backend: str, score: str) -> None:
-    """An entity and a relation with so many context triples; float32 sums of as many terms."""
+    """An entity and a relation have 100,000 context triples, so float32 sums have that many terms."""
     tails = torch.arange(100_000) % 5_000 + 1
     triples = torch.stack([torch.zeros_like(tails), torch.zeros_like(tails), tails], 1)
     graph = ContextGraph.from_triples(triples, 5_001, 1)
@@ -135,7 +135,7 @@ def test_rows_of_a_hundred_thousand(backend: str, score: str) -> None:
 
 @EVERY_BACKEND
 def test_float16_scores_beyond_float16(backend: str, name: str) -> None:
-    """DistMult: the scores leave the type, which ends at 65,504; the rows and gradients do not."""
+    """The DistMult scores exceed float16's maximum of 65,504. The rows and gradients do not."""
     _, _, graph, mask = layer_inputs(name, 1, torch.float16)
     random = torch.Generator().manual_seed(4)
     x, y = (
@@ -155,7 +155,7 @@ def test_float16_scores_beyond_float16(backend: str, name: str) -> None:
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", [backend for backend, _ in BACKENDS])
 def test_what_is_no_number_stays_where_it_belongs(backend: str, score: str, value: float) -> None:
-    """A broken row shows in itself and in the gradients, and spoils nothing that does not depend on it."""
+    """A broken row makes its results and gradients NaN or infinite. Results that do not depend on it stay."""
     x, y, graph, _ = layer_inputs("duplicates", 6, torch.float32)
     x[3, 2] = value
     expected = layer_results(x, y, graph, backend="reference", score=score)
@@ -176,7 +176,7 @@ def test_what_is_no_number_stays_where_it_belongs(backend: str, score: str, valu
 def test_a_row_that_is_not_finite_shows_in_the_same_rows_of_all_back_ends(
     score: str, value: float, masked: bool, copies: int
 ) -> None:
-    """Entities 1 and 6 read row 0: one has a live triple beside the masked, the other, cut or not, none."""
+    """Entities 1 and 6 read row 0. One also has an unmasked triple, the other (cut or not) has none."""
     sound = [[2, 0, 3], [2, 1, 1], [4, 1, 5], [4, 0, 4]]
     triples = torch.tensor([[0, 0, 1], *copies * [[0, 0, 6]], *sound])
     graph = ContextGraph.from_triples(triples, 7, 2)
@@ -203,7 +203,7 @@ def test_a_score_of_minus_infinity_shows_in_a_row_without_another(backend: str) 
 
 
 def at_scores_of(largest: float, score: str, graph: ContextGraph, seed: int) -> tuple[Tensor, Tensor]:
-    """Random float32 rows, their largest score of this size; RotatE's relations are rotations."""
+    """Return random float32 rows with a largest score of this size. RotatE's relations are rotations."""
     x, y = random_rows(graph, 8, torch.float64, seed=seed)
     heads, relations, tails = graph.context_triples
     if score == "rotate":
@@ -215,14 +215,14 @@ def at_scores_of(largest: float, score: str, graph: ContextGraph, seed: int) -> 
 
 
 def in_order(number: int, rows: Tensor, columns: int) -> Tensor:
-    """The rows' entries in one of several orders: a score is the same sum, rounded in another way."""
+    """Permute the entries of the rows. A score is the same sum, rounded in another order."""
     count = rows.shape[1] // columns
     order = torch.arange(count) if number == 0 else torch.randperm(count, generator=torch.manual_seed(number))
     return rows[:, torch.cat([order + count * column for column in range(columns)])].contiguous()
 
 
 def largest_errors(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, score: str) -> dict[str, float]:
-    """The largest error of each table beside its largest number."""
+    """Return the largest error of each table relative to its largest number."""
     exact = layer_results(x, y, graph, dtype=torch.float64, score=score, backend="reference")
     found = results(x, y, graph, backend, score=score)
     return {
@@ -234,10 +234,10 @@ def largest_errors(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, scor
 def assert_as_near_as_pytorch(
     backend: str, graph: ContextGraph, score: str, inputs: list[tuple[Tensor, Tensor]]
 ) -> None:
-    """The largest error of each table, over the inputs, is at most 4 times that of float32 PyTorch.
+    """Assert that the largest error of each table over the inputs is at most 4 times that of float32 PyTorch.
 
-    Where two large scores all but tie, an error is what their rounding makes of it: a thousandth or a
-    millionth by the order of the sum. So PyTorch's is the largest over several orders.
+    If two large scores are nearly tied, their rounding dominates the error. It can be a thousandth or a
+    millionth, depending on the order of the sum. So PyTorch's error is the largest over several orders.
     """
     ours = [largest_errors(x, y, graph, backend, score) for x, y in inputs]
     of_x = score_named(score).columns
@@ -253,7 +253,7 @@ def assert_as_near_as_pytorch(
 
 
 def distinct_triples(entities: int, relations: int, count: int) -> ContextGraph:
-    """Random triples, no two of them equal."""
+    """Return random triples without duplicates."""
     rng = np.random.default_rng(1)
     numbers = rng.choice(entities * relations * entities, count, replace=False)
     triples = np.stack(np.unravel_index(numbers, (entities, relations, entities)), 1)
@@ -273,7 +273,7 @@ LARGE = [
 def test_errors_at_large_scores_are_those_of_pytorch(
     backend: str, score: str, largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At scores of 1,000 a float32 log-sum-exp by itself is rounded by 3e-5, and with it every weight."""
+    """At scores of 1,000 the rounding of a float32 log-sum-exp is 3e-5. It would affect every weight."""
     graph, seeds = distinct_triples(300, 5, 2000), range(4)
     if backend == "triton" and not ON_CARD:
         monkeypatch.setattr(gpu_launch, "warp_size", lambda: 256)
@@ -282,7 +282,7 @@ def test_errors_at_large_scores_are_those_of_pytorch(
 
 
 def hub(tails: Tensor) -> ContextGraph:
-    """One entity and one relation with so many triples."""
+    """Return one entity and one relation with this number of triples."""
     triples = torch.stack([torch.zeros_like(tails), torch.zeros_like(tails), tails], 1)
     return ContextGraph.from_triples(triples, int(tails.max()) + 1, 1)
 
@@ -290,14 +290,14 @@ def hub(tails: Tensor) -> ContextGraph:
 @pytest.mark.parametrize("largest", [8.0, 1000.0])
 @pytest.mark.parametrize("score", CPU_SCORES)
 def test_errors_of_hubs_are_those_of_pytorch(score: str, largest: float) -> None:
-    """An entity and a relation of 100,000 triples."""
+    """An entity and a relation have 100,000 triples."""
     graph = hub(torch.arange(100_000) % 5_000 + 1)
     assert_as_near_as_pytorch("numba", graph, score, [at_scores_of(largest, score, graph, 0)])
 
 
 @pytest.mark.parametrize("score", ["distmult", "complex", "transe"])
 def test_a_hub_whose_weight_one_triple_has(score: str) -> None:
-    """Its weight is one, exactly, and errors are PyTorch's."""
+    """Its weight is exactly one, and the errors are as small as PyTorch's."""
     graph = hub(torch.arange(100_000) + 1)
     x, y = at_scores_of(1000.0, score, graph, 0)
     if score == "transe":

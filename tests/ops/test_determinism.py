@@ -1,4 +1,4 @@
-"""Two trainings in processes of their own end in equal bits, on the back end of each device."""
+"""Two trainings in separate processes end in equal bits, on the back end of each device."""
 
 import itertools
 import os
@@ -33,7 +33,7 @@ train(["--device", *sys.argv[1:]])
 ON_CARD = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
-@pytest.mark.full  # in the quick run, trainings in one process are compared: test_shortages.py
+@pytest.mark.full  # the quick run compares trainings in one process: test_shortages.py
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_CARD)])
 def test_two_trainings_end_in_equal_bits(device: str, tmp_path: Path) -> None:
     for name in ("first", "second"):

@@ -1,4 +1,4 @@
-"""The fuzzer of the back ends: some hundred layers, and whether it would find a fault."""
+"""The fuzzer of the back ends: some hundred layers, and a check that it finds a fault."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from tests.support.graphs import QUICK_SCORES, layer_results
 @pytest.mark.parametrize(
     ("backend", "graphs", "scores", "rows"),
     [
-        ("numba", 100, QUICK_SCORES, ROWS[:1]),  # half-width rows have passes of their own to compile
+        ("numba", 100, QUICK_SCORES, ROWS[:1]),  # half-width rows would compile more passes
         ("triton", 4, QUICK_SCORES, ROWS),
         pytest.param("numba", 10_000, BUILT_IN, ROWS, marks=pytest.mark.full),
         pytest.param("triton", 100, FUSED, ROWS, marks=pytest.mark.full),
@@ -52,7 +52,7 @@ def test_gradients_that_cancel_are_within_the_bound_in_16_bits(seed: int, dtype:
 def test_a_fault_is_found_and_made_small(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Planted: loops of relation 1 shift the first entity, by little."""
+    """The planted fault: loops of relation 1 shift the first entity slightly."""
 
     def faulty(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, **options: Any) -> dict[str, Tensor]:
         results = layer_results(x, y, graph, backend="reference", **options)

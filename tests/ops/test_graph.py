@@ -1,4 +1,4 @@
-"""The context graph: what it accepts, and the plan by which the fused passes walk it."""
+"""The context graph: its valid inputs, and the order of work of the fused passes."""
 
 import warnings
 from typing import Any
@@ -31,7 +31,7 @@ OFFSETS = ("relation_chunk", "relation_part", "entity_chunk", "entity_task", "cu
 def check_plan(
     graph: ContextGraph, relation_chunk: int = RELATION_CHUNK, entity_chunk: int = ENTITY_CHUNK
 ) -> None:
-    """Every triple and every row is worked on exactly once, in chunks no longer than these."""
+    """Check that chunks up to these lengths cover every triple and every row exactly once."""
     plan = Plan(*(field.long() for field in graph.plan))
     check_orders(graph, plan)
     check_relation_chunks(graph, plan, relation_chunk)
@@ -39,7 +39,7 @@ def check_plan(
 
 
 def check_orders(graph: ContextGraph, plan: Plan) -> None:
-    """Both orders are permutations, sorted by their rows, and each position leads to its triple."""
+    """Check that both orders are sorted permutations, and that each position leads to its triple."""
     count, (heads, relations, tails) = graph.num_triples, graph.context_triples
     assert_bitwise_equal(plan.triple.sort().values, torch.arange(count), name="relation order")
     records = plan.context_record
@@ -58,7 +58,7 @@ def check_orders(graph: ContextGraph, plan: Plan) -> None:
 
 
 def check_relation_chunks(graph: ContextGraph, plan: Plan, longest: int) -> None:
-    """Chunks cover relation order, one relation each; a row's parts are its chunks, in order."""
+    """Check that chunks cover relation order, one relation each, and are a row's parts in order."""
     lengths, rows = plan.relation_chunk.diff(), plan.relation_chunk_row
     relations = graph.triples[:, 1]
     assert plan.relation_chunk[0] == 0
@@ -71,14 +71,17 @@ def check_relation_chunks(graph: ContextGraph, plan: Plan, longest: int) -> None
 
 
 def check_entity_chunks(graph: ContextGraph, plan: Plan, longest: int) -> None:
-    """Chunks cover head order, one entity each; cut rows and only they have parts; tasks cover chunks."""
+    """Check that chunks cover head order, one entity each.
+
+    Only cut rows have parts, and tasks cover the chunks.
+    """
     lengths, rows, slots = plan.entity_chunk.diff(), plan.entity_chunk_row, plan.entity_chunk_slot
     heads = graph.context_triples[0]
     assert plan.entity_chunk[0] == 0
     assert (lengths <= longest).all()
     assert_bitwise_equal(rows.repeat_interleave(lengths), heads.sort().values, name="entity chunks")
     degrees = torch.bincount(heads, minlength=graph.num_entities)
-    pieces = (-(-degrees // longest)).clamp_min(1)  # an empty row has a chunk that writes it
+    pieces = (-(-degrees // longest)).clamp_min(1)  # an empty row has a chunk, which writes the row
     assert_bitwise_equal(torch.bincount(rows, minlength=graph.num_entities), pieces, name="chunks a row")
     cut = torch.nonzero(pieces > 1).squeeze(1)
     assert_bitwise_equal(plan.cut_row, cut, name="cut rows")
@@ -98,7 +101,7 @@ def test_plan(name: str) -> None:
 
 
 def draw_triples(data: st.DataObject) -> tuple[torch.Tensor, int, int]:
-    """Triples [T, 3], often with duplicates; N and R."""
+    """Draw triples [T, 3], often with duplicates, and N and R."""
     entities, relations = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 4))
     ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
     triples = torch.tensor(data.draw(st.lists(ids, max_size=60)), dtype=torch.int64).view(-1, 3)
@@ -121,7 +124,7 @@ def test_plan_of_random_graphs(data: st.DataObject) -> None:
 @settings(max_examples=100)
 @given(data=st.data())
 def test_orders_are_those_of_lexsort(data: st.DataObject) -> None:
-    """A pass adds in these orders: that results stay bitwise the same hangs on the ties as well."""
+    """The passes add in these orders. Bitwise equal results also depend on the order of ties."""
     triples, num_entities, num_relations = draw_triples(data)
     h, r, t = triples.numpy().T
     graph = ContextGraph.from_triples(triples, num_entities, num_relations)
@@ -136,7 +139,7 @@ def test_orders_are_those_of_lexsort(data: st.DataObject) -> None:
     record = np.empty(len(heads), np.int64)
     record[np.concatenate([by_relation, by_relation + len(h)])] = np.arange(len(heads)).reshape(-1, 2).T.flat
     plan, gpu_plan = graph.plan, graph.gpu_plan
-    place = record[by_head].argsort()  # in head order, of a record
+    place = record[by_head].argsort()  # place in head order of each record
     for name, actual, expected in (
         ("head", plan.head, h[by_relation]),
         ("tail", plan.tail, t[by_relation]),
@@ -152,7 +155,7 @@ def test_orders_are_those_of_lexsort(data: st.DataObject) -> None:
 
 
 def test_ids_up_to_the_limit_are_sorted() -> None:
-    """Two of them and a place do not fit one 64-bit number."""
+    """Two such ids and a place do not fit into one 64-bit number."""
     most = 2**31 - 1
     columns = np.array([[most - 1, 3, 0], [0, 2, most - 1], [5, 1, 5], [0, 2, 7]] * 2).T
     order = plans.stable_order(*((ids.astype(np.int32), most) for ids in columns))
@@ -169,7 +172,7 @@ def test_tasks_are_of_about_equal_cost() -> None:
 
 
 def test_repeated_rows_of_a_relation_follow_one_another() -> None:
-    """Of the side with fewer distinct entities, so that they are read from the cache."""
+    """The rows of the side with fewer distinct entities follow one another, so the cache serves them."""
     random = np.random.default_rng(5)
     few, many = random.integers(0, 4, 400), random.integers(4, 300, 400)
     relation = np.arange(400) % 2
@@ -220,9 +223,9 @@ def test_a_graph_moves_with_all_it_holds() -> None:
     )
     for values in (moved.triples, *moved.plan, *moved.gpu_plan, *moved.context_triples):
         assert values.device.type == "meta"
-    assert graph.device.type == "cpu"  # a move leaves the graph where it was
+    assert graph.device.type == "cpu"  # a move does not change the original graph
     assert graph.plan.head.device.type == "cpu"
-    assert graph.to("cpu") is graph  # with the plans that it has
+    assert graph.to("cpu") is graph  # with its plans
 
 
 @pytest.mark.parametrize("device", [torch.float64, None, torch.zeros(1)])
@@ -232,7 +235,7 @@ def test_a_graph_moves_to_devices_only(device: Any) -> None:
 
 
 def test_a_graph_lies_where_its_triples_do() -> None:
-    """Whatever the default device is; an array lies on the CPU."""
+    """The default device does not matter. An array becomes a graph on the CPU."""
     triples = torch.tensor([[0, 0, 1], [1, 0, 2]])
     with torch.device("meta"):
         for given in (triples, triples.numpy()):
@@ -364,9 +367,9 @@ def test_ids_that_lie_as_a_graph_keeps_them_are_shared() -> None:
 @pytest.mark.parametrize(
     ("triples", "chunk"),
     [
-        (8 * 1056, 32),  # one wave anyway
+        (8 * 1056, 32),  # one wave in any case
         (32 * 1056, 32),  # one full wave
-        (36_000, 40),  # of 32, a second wave for seven in a hundred of them
+        (36_000, 40),  # with chunks of 32, 7 % of the programs would need a second wave
         (32 * 2 * 1056, 32),
         (150_000, 48),  # three waves instead of five
         (10**7, 256),

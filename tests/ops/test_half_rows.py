@@ -1,4 +1,4 @@
-"""``rows="bfloat16"``: the layer of the rounded entities, to which the entities themselves are added."""
+"""``rows="bfloat16"``: triples read rounded entities, and the sums are added to the exact entities."""
 
 import itertools
 from typing import Any
@@ -34,7 +34,7 @@ def whole(x: Tensor, y: Tensor, graph: ContextGraph, backend: str, **options: An
 
 
 def test_rows_are_rounded_to_the_nearest_even() -> None:
-    step = 2.0**-7  # of bfloat16 above one
+    step = 2.0**-7  # spacing of bfloat16 numbers above one
     given = [
         1 + step / 2,
         1 + 3 * step / 2,
@@ -46,7 +46,7 @@ def test_rows_are_rounded_to_the_nearest_even() -> None:
         3.4e38,
     ]
     wanted = [1.0, 1 + 2 * step, 1 + step, -1.0, 0.0, torch.inf, torch.nan, torch.inf]
-    wanted[4] = torch.tensor(3e-39).bfloat16().item()  # no normal number, but one of bfloat16's
+    wanted[4] = torch.tensor(3e-39).bfloat16().item()  # denormal in float32 and in bfloat16
     for dtype in (torch.float32, torch.float64):
         table = torch.tensor(given, dtype=dtype, requires_grad=True)
         found = rounded(table)
@@ -59,7 +59,10 @@ def test_rows_are_rounded_to_the_nearest_even() -> None:
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("backend", ["numba", "reference", pytest.param("triton", marks=pytest.mark.full)])
 def test_sums_are_those_of_the_rounded_rows(backend: str, context: str, residual: bool) -> None:
-    """In float64, gradients too: as if the rounded rows had been given, but for the rows added in the end."""
+    """In float64, with gradients.
+
+    The result equals a layer of rounded rows, except for the rows added at the end.
+    """
     x, y, graph, _ = layer_inputs(CUT[backend], 6, torch.float64, DEVICES.get(backend, "cpu"))
     options: dict[str, Any] = {"score": "transe", "context": context, "residual": residual}
     values = x.bfloat16().double()
@@ -101,7 +104,7 @@ def test_equals_the_reference(backend: str, score: str, context: str, width: int
         rough = half(x, y, graph, "reference", **options)
         for table, actual in half(x, y, graph, backend, **options).items():
             assert actual.dtype == dtype
-            # a hub's gradient is a sum that cancels, the more without its own gradient to be added to
+            # a hub's gradient is a sum that cancels, and without the residual the cancellation is stronger
             scale = expected[table].abs().max().clamp(min=1e-30)
             error = (rough[table].double() - expected[table]).abs().max() / scale
             slack = 4.0 if dtype == torch.float64 else 4.0 + 4.0 * error.item() / 2e-6

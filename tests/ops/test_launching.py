@@ -1,4 +1,4 @@
-"""What Triton lacks on a machine is told in one line that says what to set."""
+"""If Triton misses something on a machine, one line says what to set."""
 
 import errno
 import subprocess
@@ -13,7 +13,7 @@ from lightcake_fast.kernels import gpu_backward, gpu_forward, gpu_segments
 from lightcake_fast.train import main
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-NO_COMPILER = RuntimeError(  # Triton's own words
+NO_COMPILER = RuntimeError(  # Triton's message
     "Failed to find C compiler. Please specify via CC environment variable or set triton.knobs.build.impl."
 )
 LACKS = [

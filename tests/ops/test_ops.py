@@ -1,4 +1,4 @@
-"""The layer as an operator on the CPU: its registration, types, layouts, weights, callers and refusals."""
+"""The layer as an operator on the CPU: registration, dtypes, layouts, weights, callers, invalid arguments."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 def gradients(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-    """Of a loss that weighs every number differently, with respect to x and y."""
+    """Return the gradients by x and y of a loss that weighs every number differently."""
     new_x, new_y = layer(x, y)
     loss = (new_x * torch.linspace(-1, 1, new_x.numel(), dtype=x.dtype).view_as(new_x)).sum()
     return torch.autograd.grad(loss + new_y.square().sum(), (x, y))
@@ -111,7 +111,7 @@ def test_a_second_derivative_is_refused() -> None:
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)])
 @pytest.mark.parametrize("score", SCORES)
 def test_compiled_equals_eager(score: str, compiler: str) -> None:
-    torch.compiler.reset()  # a process compiles one function for a few cases alone
+    torch.compiler.reset()  # a process compiles one function only a few times
     x, y, graph, mask = layer_inputs("degrees", 6, torch.float32)
     x, y = x.requires_grad_(), y.requires_grad_()
 
@@ -131,7 +131,7 @@ def test_auto_is_numba_on_the_cpu() -> None:
     numba = layer_results(x, y, graph, mask=mask, backend="numba")
     assert_same(layer_results(x, y, graph, mask=mask), numba)
     reference = layer_results(x, y, graph, mask=mask, backend="reference")
-    assert not torch.equal(reference["entities"], numba["entities"])  # the two do round differently
+    assert not torch.equal(reference["entities"], numba["entities"])  # the two round differently
 
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])
@@ -169,7 +169,7 @@ def test_autocast_runs_in_float32(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype):
         assert_same(layer_results(x, y, graph, mask=mask, backend="numba"), expected)
         assert_same(layer_results(x.double(), y.double(), graph, mask=mask, backend="numba"), wide)
-        # the operator itself, whose passes take no 16-bit rows
+        # the operator itself; its passes take no 16-bit rows
         rows = ops._context_layer(
             x.to(dtype), y.to(dtype), list(graph.plan), mask, "distmult", "both", True, "float32", "numba"
         )
@@ -195,7 +195,7 @@ def test_expanded_inputs_and_gradients() -> None:
     results = []
     for backend in ("numba", "reference"):
         new_x, new_y = context_layer(row.expand(graph.num_entities, 6), y, graph, backend=backend)
-        # the gradient of a sum is one number, expanded; that of a transposed product is strided
+        # the gradient of a sum is one expanded number; the gradient of a transposed product is strided
         loss = new_x.sum() + (new_y.T @ torch.ones(len(y), 3, dtype=torch.float64)).square().sum()
         results.append(torch.autograd.grad(loss, row)[0])
     assert_close(*results)
@@ -263,8 +263,8 @@ def test_concurrent_callers() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_forked_child_can_call() -> None:
-    """The parent's threads do not exist in the child, which must not wait for them."""
-    # rows few enough that PyTorch takes one thread: OpenMP, which it calls, does hang after a fork
+    """The parent's threads do not exist in the child, so the child must not wait for them."""
+    # Few rows, so that PyTorch uses one thread. PyTorch's OpenMP hangs after a fork.
     x, y, graph, mask = layer_inputs("hubs", 16, torch.float32)
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -274,7 +274,7 @@ def test_a_forked_child_can_call() -> None:
         if child == 0:
             status = 1
             try:
-                signal.alarm(HANG)  # ends a child that waits for ever
+                signal.alarm(HANG)  # ends a child that hangs
                 assert_same(layer_results(x, y, graph, mask=mask, backend="numba"), expected)
                 status = 0
             finally:

@@ -1,4 +1,4 @@
-"""A score function that a user adds: the reference layer, its gradient and the model take it."""
+"""A user-defined score function works in the reference layer, its gradient and the model."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ NAME = "turn"
 
 
 def turned(e_h: Tensor, e_r: Tensor) -> Tensor:
-    """Complex rows turned by a relation's angles, as in RotatE."""
+    """Rotate complex rows by the angles of a relation, as in RotatE."""
     (real, imaginary), angle = e_h.chunk(2, -1), e_r.chunk(2, -1)[0]
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], -1)
@@ -44,7 +44,7 @@ def test_a_layer_by_hand(backend: str) -> None:
     quarter = torch.pi / 2
     y = torch.tensor([[quarter, 0.0], [-quarter, 0.0]], dtype=torch.float64)
     new_x, new_y = context_layer(x, y, graph, score=NAME, backend=backend)
-    # (1, 0) turned by a quarter is (0, 1): exact for the first triple, 0.5 and 1 off for the second
+    # (1, 0) rotated by 90 degrees is (0, 1): exact for the first triple, 0.5 and 1 off for the second
     first, second = torch.tensor([0.0, -1.25], dtype=torch.float64).softmax(0)
     turned_back = torch.tensor([[1.0, 0.0], [0.0, -0.5]], dtype=torch.float64)
     assert_close(new_x[0], x[0] + first * turned_back[0] + second * turned_back[1])

@@ -1,4 +1,4 @@
-"""TransH in the context: layers on planes of the relations, and what says that no GPU kernel has them."""
+"""TransH in the context: layers with planes of the relations, and the message of the GPU back end."""
 
 from typing import Any
 
@@ -27,7 +27,10 @@ def inputs(name: str, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tenso
 def by_definition(
     x: Tensor, y: Tensor, graph: ContextGraph, mask: Tensor | None, context: str, read: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Row by row, with a matrix I - w w^T for each relation; triples read entities from ``read``."""
+    """Compute the layer row by row, with a matrix I - w w^T per relation.
+
+    Triples read entities from ``read``.
+    """
     r, w = y[:, :D], y[:, D:]
     onto_plane = torch.eye(D, dtype=y.dtype) - w[:, :, None] * w[:, None]
     triples = torch.stack(graph.context_triples, 1)
@@ -76,7 +79,7 @@ def test_its_gradient(backend: str, context: str) -> None:
     random = torch.Generator().manual_seed(1)
     x, y = (torch.randn(4, d, generator=random, dtype=torch.float64) for d in (3, 6))
 
-    def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # of normals of any length
+    def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # with normals of any length
         return context_layer(x, y, graph, score="transh", context=context, backend=backend)
 
     assert torch.autograd.gradcheck(layer, (x.requires_grad_(), y.requires_grad_()))
@@ -119,7 +122,7 @@ def test_weights_are_those_of_the_layer() -> None:
 
 
 def test_compiled_equals_eager() -> None:
-    x, y, graph, mask = inputs("degrees", torch.float32)  # of a graph that nothing has asked for triples
+    x, y, graph, mask = inputs("degrees", torch.float32)  # a graph whose triples nothing has read yet
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return context_layer(x, y, graph, score="transh", mask=mask)
@@ -142,7 +145,7 @@ def test_some_rows_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_zero_length_has_gradient_zero() -> None:
     graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]]), 2, 1)
-    x = torch.tensor([[1.0, 5.0], [3.0, 5.0]], requires_grad=True)  # alike on the plane
+    x = torch.tensor([[1.0, 5.0], [3.0, 5.0]], requires_grad=True)  # equal on the plane
     y = torch.tensor([[0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]], requires_grad=True)
     h, r, t = graph.context_triples
     score = SCORES["transh"]

@@ -1,4 +1,4 @@
-"""The reference layer: numbers worked by hand, equations in plain Python, and finite differences."""
+"""The reference layer: numbers computed by hand, equations in plain Python, and finite differences."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ def test_transe_by_hand() -> None:
     x, y = fork([[0, 0], [3, 4], [0, b], [7, 7]], [[0, 0], [0, 0]], score="transe")
     pulled = [3 / 4, 1 + 3 / 4 * b]
     assert x[0].tolist() == pytest.approx(pulled)
-    assert x[1].tolist() == pytest.approx([3.0, 4.0])  # the one triple adds e_t - e_r = (0, 0)
+    assert x[1].tolist() == pytest.approx([3.0, 4.0])  # the only triple adds e_t - e_r = (0, 0)
     assert x[3].tolist() == [7.0, 7.0]
     assert y[0].tolist() == pytest.approx(pulled)
     assert y[1].tolist() == pytest.approx([-p for p in pulled])
@@ -53,7 +53,7 @@ def test_a_mask_leaves_a_triple_and_its_inverse_out(score: str) -> None:
     def add(first: float, second: float) -> float:
         return second * first if score == "distmult" else second - first
 
-    # one triple is left in each row, with weight one; entity 1 has none and stays
+    # each row keeps one triple, with weight one; entity 1 has none and keeps its row
     assert new_x.squeeze(1).tolist() == pytest.approx([1 + add(2.0, 0.25), 0.5, 0.25 + add(-2.0, 1.0), 5.0])
     assert new_y.squeeze(1).tolist() == pytest.approx([2 + add(1.0, 0.25), -2 + add(0.25, 1.0)])
 
@@ -73,7 +73,7 @@ def test_one_context_leaves_the_other_table(score: str) -> None:
 def in_plain_python(
     x: Tensor, y: Tensor, graph: ContextGraph, mask: Tensor, score: str, context: str
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """Equations 1-6 of the paper, one number at a time."""
+    """Compute equations 1-6 of the paper, one number at a time."""
     e, w = x.tolist(), y.tolist()
     live = [tuple(t) for t, out in zip(graph.triples.tolist(), mask.tolist(), strict=True) if not out]
     live += [(t, r + graph.num_relations, h) for h, r, t in live]
@@ -143,7 +143,7 @@ def test_a_zero_length_has_gradient_zero() -> None:
     x = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
     y = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
     new_x, new_y = context_layer(x, y, graph, score="transe", backend="reference")
-    # all scores are 0 and so is their slope: only the sums' own slopes are left, with weights 1/2
+    # all scores are 0 with gradient 0, so only the gradients of the sums remain, with weights 1/2
     grad_x, grad_y = torch.autograd.grad(new_x.sum() + new_y.sum(), (x, y))
     # entity 0: itself, tail of two weight-one triples, head of relation 0, tail of the inverse
     assert grad_x[:, 0].tolist() == pytest.approx([1 + 2 - 1 + 1, 1 + 0.5, 1 + 0.5, 1])
@@ -161,7 +161,7 @@ def test_no_triples_change_nothing() -> None:
 @pytest.mark.parametrize("shift", [0.0, 1e4, -1e4])
 def test_softmax_of_segments(shift: float) -> None:
     scores = torch.tensor([0.0, math.log(3), 2.0, 0.0, 1.0], dtype=torch.float64) + shift
-    segment = torch.tensor([2, 2, 2, 0, 3])  # segment 1 is empty, 3 loses its only score
+    segment = torch.tensor([2, 2, 2, 0, 3])  # segment 1 is empty, segment 3 loses its only score
     mask = torch.tensor([False, False, True, False, True])
     weights = reference.segment_softmax(scores, segment, 4, mask)
     assert weights.tolist() == pytest.approx([0.25, 0.75, 0.0, 1.0, 0.0])
@@ -173,7 +173,7 @@ def test_every_float_type_comes_back(dtype: torch.dtype) -> None:
     new_x, new_y = context_layer(x, y, graph, mask=mask, backend="reference")
     exact = context_layer(x.double(), y.double(), graph, mask=mask, backend="reference")
     assert new_x.dtype == new_y.dtype == dtype
-    # a chain of roundings of the type, one a step
+    # one rounding of the dtype per step
     assert_close(new_x, exact[0], slack=8.0)
     assert_close(new_y, exact[1], slack=8.0)
 
@@ -185,7 +185,7 @@ def test_inverses_have_rows_of_their_own(score: str) -> None:
     other[graph.num_relations :] += 1
     new_x, new_y = context_layer(x, y, graph, score=score, backend="reference")
     other_x, other_y = context_layer(x, other, graph, score=score, backend="reference")
-    heads, tails = graph.triples[:, 0], graph.triples[:, 2]  # of one another none
+    heads, tails = graph.triples[:, 0], graph.triples[:, 2]  # no head is a tail
     assert_bitwise_equal(new_x[heads], other_x[heads])
     assert_bitwise_equal(new_y[: graph.num_relations], other_y[: graph.num_relations])
     assert not torch.isclose(new_x[tails], other_x[tails]).any()

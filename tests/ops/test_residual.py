@@ -1,4 +1,4 @@
-"""``residual=False``: the sums by themselves, as precise as sums are and not as differences of rows."""
+"""``residual=False``: the sums alone, without the rounding of a difference of rows."""
 
 import itertools
 from typing import Any
@@ -46,7 +46,7 @@ CASES = [
 
 @pytest.mark.parametrize(("backend", "score", "context"), CASES)
 def test_sums_and_their_gradients_equal_the_reference(backend: str, score: str, context: str) -> None:
-    """Rows of a thousandth, whose products are far smaller: a difference of rows would lose three digits."""
+    """Rows of a thousandth give far smaller products. A difference of rows would lose three digits."""
     device = DEVICES.get(backend, "cpu")
     _, _, graph, mask = layer_inputs(GRAPHS[backend], 6, torch.float32, device)
     x, y = random_rows(graph, 6, torch.float32, scale=1e-3)
@@ -55,7 +55,7 @@ def test_sums_and_their_gradients_equal_the_reference(backend: str, score: str, 
         wide = sums(x, y, graph, "reference", used, dtype=torch.float64, score=score, context=context)
         low = sums(x, y, graph, "reference", used, score=score, context=context)
         for name, actual in sums(x, y, graph, backend, used, score=score, context=context).items():
-            # a hub's gradient is a sum that cancels, the more without its own gradient to be added to
+            # a hub's gradient is a sum that cancels, and without the residual the cancellation is stronger
             error = (low[name].double() - wide[name]).abs().max() / wide[name].abs().max().clamp(min=1e-30)
             assert_close(actual, wide[name], name=name, slack=4.0 + 4.0 * error.item() / SCALED)
 

@@ -1,4 +1,4 @@
-"""Rows of some entities alone: the bits of the whole layer, and its gradients."""
+"""The layer for some entities only: the bits of the whole layer, and its gradients."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def some_rows(x: Tensor, y: Tensor, graph: ContextGraph, ids: Tensor, **options:
 def results(
     x: Tensor, y: Tensor, graph: ContextGraph, ids: Tensor, whole: bool, **options: Any
 ) -> list[Tensor]:
-    """New rows and the gradients of both tables."""
+    """Return new rows and the gradients of both tables."""
     tables = x.clone().requires_grad_(), y.clone().requires_grad_()
     if whole:
         new = context_layer(*tables, graph, context="entity", **options)[0].index_select(0, ids)
@@ -46,7 +46,7 @@ def results(
 def test_some_rows_have_the_bits_of_all(name: str, score: str, backend: str) -> None:
     for dtype in (torch.float64, torch.float32):
         x, y, graph, masked = layer_inputs(name, D, dtype)
-        # a hub, an entity twice, the last one, and some between
+        # a hub, one entity twice, the last entity, and some others
         rows = torch.cat([torch.tensor([0, 3, 3, graph.num_entities - 1]), torch.arange(2, 8, 3)])
         for mask in (None, masked):
             for residual, half in ((True, "float32"), (False, "float32"), (True, "bfloat16")):
@@ -56,7 +56,7 @@ def test_some_rows_have_the_bits_of_all(name: str, score: str, backend: str) -> 
                     and dtype == torch.float32
                     and score != "distmult"
                 ):
-                    continue  # passes of their own, that take seconds to compile
+                    continue  # these passes would take seconds to compile
                 options: dict[str, Any] = {
                     "score": score,
                     "mask": mask,
@@ -83,7 +83,7 @@ def test_rows_that_nothing_is_read_for() -> None:
 def test_rows_that_read_much_are_left_to_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, graph, _ = layer_inputs("hubs", D, torch.float64)
     monkeypatch.setattr(rows_module, "CUTTING", 80)
-    hub = torch.tensor([0])  # a fourth of the context triples, an end of half of the raw ones
+    hub = torch.tensor([0])  # has a fourth of the context triples, and is an end of half of the raw triples
     assert part_of(graph, hub, 128) is not None
     assert part_of(graph, hub, 64) is None, "rows are too short for what cutting costs"
     assert part_of(graph, torch.tensor([0, 1]), 128) is None, "they read half, which all raw triples have"

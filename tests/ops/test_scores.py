@@ -1,4 +1,4 @@
-"""The registry of scores: every block's gradients against autograd; what it takes and what it refuses."""
+"""The registry of scores: every block's gradients against autograd, valid and invalid scores."""
 
 import ast
 import itertools
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("registry")
 
 
 def triple(columns: int, count: int) -> list[tuple[Tensor, ...]]:
-    """As many rows of a triple as asked, each a tuple of columns of 5 triples and 7 entries."""
+    """Return ``count`` rows of 5 triples. A row is a tuple of columns (5, 7)."""
     random = torch.Generator().manual_seed(3)
     shape = (count, columns, 5, 7)
     rows = torch.randn(shape, generator=random, dtype=torch.float64)
@@ -34,7 +34,7 @@ def triple(columns: int, count: int) -> list[tuple[Tensor, ...]]:
 
 @pytest.mark.parametrize("name", [*FUSED, "crossed"])
 def test_a_blocks_gradients_are_those_of_its_functions(name: str) -> None:
-    """Each part of dL/dpsi, alpha g and beta q alone, so that no two errors cancel."""
+    """Tests each part of dL/dpsi, alpha g and beta q alone, so that two errors cannot cancel."""
     block: Any = Crossed if name == "crossed" else BLOCKS[name]
     h, r, t, g, q = triple(block.columns, 5)
     for delta, alpha, beta in ((1.5, 0.0, 0.0), (0.0, 0.7, 0.0), (0.0, 0.0, 0.3)):
@@ -214,7 +214,7 @@ def test_a_digest_knows_what_a_function_uses(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(own_blocks, "both", lambda a, b: a - b)
     seen.append(digest())
     assert len(set(seen)) == 3
-    monkeypatch.setattr(own_blocks, "FACTOR", [2.0])  # of which nobody can tell whether it changes
+    monkeypatch.setattr(own_blocks, "FACTOR", [2.0])  # a list can change without notice
     assert digest() is None
 
 

@@ -1,4 +1,4 @@
-"""The general segment op on every back end: against the float64 reference, PyG, and itself."""
+"""The general segment op on every back end: against the float64 reference, PyG, and repeated runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,19 +20,19 @@ from tests.support.comparison import assert_as_precise_as, assert_bitwise_equal,
 BACKENDS = ("numba", "triton")
 DEVICES = {"numba": "cpu", "triton": "cuda" if torch.cuda.is_available() else "cpu"}
 WIDTHS = (1, 16, 63, 64, 100, 256)
-# empty, one, around the chunk of 64, a hub; short ones enough to fill a program
+# Lengths: empty, one, around the chunk of 64, a hub, and enough short segments to fill a program.
 LENGTHS = (0, 1, 3, 130, 63, 64, 65, 0, 7, *[2] * 12, 0)
-ROWS = 40  # the last rows are never gathered
+ROWS = 40  # no entry gathers the last rows
 
 
 def example(
     width: int, dtype: torch.dtype, device: str = "cpu", lengths: tuple[int, ...] = LENGTHS
 ) -> tuple[Tensor, Tensor, Segments, Tensor]:
-    """Scores, values, segments and a mask that leaves nothing in one of the segments."""
+    """Return scores, values, segments, and a mask that covers one segment completely."""
     random = np.random.default_rng(width)
     bounds = np.append(0, np.cumsum(lengths, dtype=np.int64))
     index = random.integers(0, ROWS - 5, bounds[-1])
-    index[: len(index) // 3] = 4  # a row that is gathered often, and twice in a segment
+    index[: len(index) // 3] = 4  # many entries gather this row, also twice in a segment
     segments = Segments.from_csr(torch.from_numpy(bounds), torch.from_numpy(index), ROWS)
     scores = torch.from_numpy(random.normal(size=bounds[-1]) * 3).to(device, dtype)
     values = torch.from_numpy(random.normal(size=(ROWS, width))).to(device, dtype)
@@ -49,9 +49,9 @@ def results(
     backend: str,
     dtype: torch.dtype | None = None,
 ) -> dict[str, Tensor]:
-    """Sums and weights, and the gradients of a random combination of both.
+    """Return sums and weights, and the gradients of a random combination of both.
 
-    With ``dtype``, the op computes in that type from the same scores, values and upstream gradients.
+    With ``dtype``, the op computes in this dtype from the same scores, values and upstream gradients.
     """
     random = torch.Generator().manual_seed(1)
     given = values.dtype
@@ -72,7 +72,8 @@ CASES = [
     for k, width in enumerate(WIDTHS)
     for dtype in (torch.float32, torch.float64)
     for masked in (False, True)
-    # the interpreter is slow, and these widths compile by themselves: there one type and mask, or none
+    # The interpreter is slow, and each width compiles separately. So these cases use one dtype and mask, or
+    # none.
     for fast in (backend == "numba" and width not in FIXED_WIDTHS,)
     for one in (width < 256 and (dtype == torch.float32, masked) == (k % 3 != 2, k % 2 == 0),)
     for paired in (fast or one,)
@@ -220,7 +221,7 @@ def test_equals_softmax_and_scatter_of_pyg(backend: str, peer: Callable[[str], A
     sums = utils.scatter(weights[:, None] * values[index], segment, dim_size=segments.num_segments)
     gradients = [torch.randn(t.shape, generator=random, dtype=torch.float64).to(t) for t in (sums, weights)]
     grad_scores, grad_values = torch.autograd.grad((sums, weights), (scores, values), gradients)
-    # PyG adds 1e-16 to each segment's total, which float32 does not see
+    # PyG adds 1e-16 to each segment's total, which is below float32's precision
     for name, expected in (
         ("sums", sums),
         ("weights", weights),
@@ -300,10 +301,10 @@ def test_wrong_arguments_are_refused() -> None:
 
 
 def test_segments_of_an_edge_index() -> None:
-    """Equal to a softmax over the edges that end in a node, whatever the edges' order."""
+    """Equals a softmax over the edges that end in a node, for any order of the edges."""
     random = torch.Generator().manual_seed(4)
     edges = torch.randint(9, (2, 60), generator=random)
-    edges[1][edges[1] == 3] = 4  # a node without an edge
+    edges[1][edges[1] == 3] = 4  # a node without edges
     scores = torch.randn(60, generator=random, dtype=torch.float64)
     values = torch.randn(9, 5, generator=random, dtype=torch.float64)
     segments, order = Segments.from_edge_index(edges, 9)
@@ -333,7 +334,7 @@ def test_wrong_edge_indices_are_refused(edges: torch.Tensor, message: str) -> No
 def with_heads(
     heads: int, width: int, dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[Tensor, Tensor, Segments, Tensor]:
-    """`example` of a few segments, two of them cut, with several heads."""
+    """Return an `example` with few segments and several heads. Two segments are cut."""
     _, _, segments, mask = example(width, dtype, device, (0, 1, 66, 5, 0, 65))
     random = torch.Generator().manual_seed(heads)
     scores = torch.randn(segments.num_entries, heads, generator=random, dtype=torch.float64) * 3

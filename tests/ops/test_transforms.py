@@ -1,4 +1,4 @@
-"""`torch.func`, forward mode, second derivatives, autocast: right, or refused in words."""
+"""`torch.func`, forward mode, second derivatives and autocast: correct results or a clear error."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""One comparison for every test: one table of tolerances, errors told against a float64 expectation."""
+"""Comparisons for all tests: one table of tolerances, with errors relative to a float64 expectation."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -13,7 +13,8 @@ class Tolerance(NamedTuple):
     scaled: float
 
 
-# The scaled part covers sums that cancel: their error follows the terms, not the small result.
+# The scaled part covers sums that cancel. Their error depends on the size of the terms, not of the small
+# result.
 TOLERANCES = {
     torch.float64: Tolerance(1e-10, 1e-12),
     torch.float32: Tolerance(1e-5, 2e-6),
@@ -30,14 +31,14 @@ def assert_close(
     dtype: torch.dtype | None = None,
     slack: float = 1.0,
 ) -> None:
-    """Assert that `actual` equals `expected` to the precision of its type.
+    """Assert that `actual` equals `expected` to the precision of its dtype.
 
     Args:
-        actual: Any shape; the result under test. NaN or infinity in it fails.
+        actual: The result under test, of any shape. NaN or infinity in it fails.
         expected: Same shape, at least as precise as `actual`: normally the float64 reference.
-        name: What the tensor is, for the failure's message.
-        dtype: Type whose tolerance holds, where it is not that of `actual` (a float64 result computed
-            from float32 inputs, say).
+        name: Name of the tensor in the failure message.
+        dtype: Dtype of the tolerance, if it differs from the dtype of `actual` (for example a float64 result
+            computed from float32 inputs).
         slack: Factor on both bounds, for a chain of operations longer than one layer.
     """
     tolerance = TOLERANCES[actual.dtype if dtype is None else dtype]
@@ -53,7 +54,7 @@ def assert_close(
 
 
 def assert_bitwise_equal(actual: torch.Tensor, expected: torch.Tensor, *, name: str = "tensor") -> None:
-    """Assert that two tensors of one type agree in every bit of value (NaN equals NaN)."""
+    """Assert that two tensors of one dtype have equal values in every bit (NaN equals NaN)."""
     torch.testing.assert_close(
         actual, expected, rtol=0.0, atol=0.0, equal_nan=True, msg=lambda text: f"{name}: {text}"
     )
@@ -62,11 +63,11 @@ def assert_bitwise_equal(actual: torch.Tensor, expected: torch.Tensor, *, name: 
 def assert_as_precise_as(
     actual: torch.Tensor, low_precision: torch.Tensor, expected: torch.Tensor, *, name: str = "tensor"
 ) -> None:
-    """Assert that a 16-bit result errs at most twice as much as plain PyTorch does in the same type.
+    """Assert that the error of a 16-bit result is at most twice the error of plain PyTorch in the same dtype.
 
     Args:
-        actual: Any shape; the result under test.
-        low_precision: Same shape; the reference computed in the type of `actual`.
+        actual: The result under test, of any shape.
+        low_precision: Same shape; the reference computed in the dtype of `actual`.
         expected: Same shape; the reference computed in float32 or float64 from the same inputs.
     """
     wide = expected.detach().to(torch.float64)
@@ -74,7 +75,7 @@ def assert_as_precise_as(
     allowed = 2.0 * (low_precision.detach().to(torch.float64) - wide).abs()
     allowed += TOLERANCES[actual.dtype].scaled * scale
     error = (actual.detach().to(torch.float64) - wide).abs()
-    # Written so that a NaN error counts as over the bound.
+    # This form makes a NaN error exceed the bound.
     over = ~(error <= allowed)
     assert not over.any(), (
         f"{name}, {actual.dtype}: {int(over.sum())} of {over.numel()} values err by more than twice the "
@@ -83,7 +84,7 @@ def assert_as_precise_as(
 
 
 def assert_same_bits(compute: Callable[[], Iterable[torch.Tensor]], threads: int) -> None:
-    """Assert that two calls on so many of PyTorch's threads give the same bits."""
+    """Assert that two calls with this number of PyTorch threads give the same bits."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)

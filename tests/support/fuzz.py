@@ -1,7 +1,7 @@
-"""Random layers of each fused back end against float64: `python -m tests.support.fuzz --graphs 10000`.
+"""Compare random layers of each fused back end with float64: `python -m tests.support.fuzz --graphs 10000`.
 
-It stops at the first layer that is wrong, and shows the smallest one like it that it can find. It prints its
-seed: `--seed` repeats a search.
+It stops at the first wrong layer, and shows the smallest similar layer that is also wrong. It prints its
+seed, and `--seed` repeats a search.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before the package looks for it
+    os.environ["TRITON_INTERPRET"] = "1"  # must be set before the package reads it
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.kernels import plan
@@ -31,7 +31,7 @@ from tests.support.comparison import TOLERANCES
 from tests.support.graphs import CONTEXTS, as_read, layer_results, random_rows
 
 BACKENDS = ("numba", "triton")
-INTERPRETED_SHARE = 100  # the interpreter takes about a second a layer
+INTERPRETED_SHARE = 100  # the interpreter takes about a second per layer
 WIDTHS = (1, 2, 3, 5, 16, 31, 33)  # compiled once for all
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SCALES = (0.7, 0.0, 1e-3, 2.0, 8.0)
@@ -39,7 +39,7 @@ SCALES = (0.7, 0.0, 1e-3, 2.0, 8.0)
 
 @dataclass(frozen=True)
 class Case:
-    """A layer and what goes into it; `chunk` is the length at which the CPU and GPU plans cut rows."""
+    """A layer and its inputs. The CPU and GPU plans cut rows at the length `chunk`."""
 
     entities: int
     relations: int
@@ -63,7 +63,7 @@ def cases(
     scores: tuple[str, ...] = FUSED,
     rows: tuple[str, ...] = ROWS,
 ) -> Case:
-    """Any case, small ones first."""
+    """Any case. Hypothesis tries small ones first."""
     entities, relations = draw(st.integers(1, 12)), draw(st.integers(1, 4))
     ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
     triples = draw(st.lists(ids, max_size=40).map(tuple))
@@ -82,7 +82,7 @@ def cases(
         score,
         draw(st.sampled_from(CONTEXTS)),
         chosen if dtype.itemsize > 2 else ROWS[0],
-        min(scale, 2.0) if dtype == torch.float16 else scale,  # gradients beyond 65,504 are no numbers there
+        min(scale, 2.0) if dtype == torch.float16 else scale,  # larger gradients overflow float16
         draw(st.booleans()),
         draw(st.integers(1, 9)),
         draw(st.integers(0, 99)),
@@ -90,11 +90,11 @@ def cases(
 
 
 def check(case: Case, backend: str) -> None:
-    """Compare a back end's rows and gradients with the float64 reference's.
+    """Compare a back end's rows and gradients with the float64 reference.
 
     Raises:
-        AssertionError: An error is beyond four times the reference's in the type of the sums, with the type's
-            own tolerance, and for gradients what `slope_error` adds.
+        AssertionError: An error exceeds four times the error of the reference in the dtype of the sums, plus
+            the tolerance of the dtype. For gradients, the bound also includes `slope_error`.
     """
     device = "cuda" if backend != "numba" and torch.cuda.is_available() else "cpu"
     x, y, graph, mask = inputs(case)
@@ -125,7 +125,7 @@ def check(case: Case, backend: str) -> None:
 
 
 def inputs(case: Case) -> tuple[Tensor, Tensor, ContextGraph, Tensor | None]:
-    """Entities, relations, graph with both plans, and mask, on the CPU."""
+    """Return the entities, relations, graph with both plans, and mask, on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("RELATION_CHUNK", "ENTITY_CHUNK", "GPU_ENTITY_CHUNK"):
             patch.setattr(plan, name, case.chunk)
@@ -136,22 +136,22 @@ def inputs(case: Case) -> tuple[Tensor, Tensor, ContextGraph, Tensor | None]:
         _ = graph.gpu_plan
     x, y = random_rows(graph, case.width, torch.float64, scale=case.scale, seed=case.seed)
     if case.whole:
-        x, y = (2 * x).round() / 2, (2 * y).round() / 2  # equal rows, zero lengths and exact ties
+        x, y = (2 * x).round() / 2, (2 * y).round() / 2  # creates equal rows, zero lengths and exact ties
     mask = None if case.masked is None else torch.tensor(case.masked, dtype=torch.bool)
     return x.to(case.dtype), as_read(y, case.score).to(case.dtype), graph, mask
 
 
 def slope_error(score: str, dtype: torch.dtype, width: int, most: float) -> float:
-    """What the rounding of D adds to a gradient, where rows hold numbers of up to `most`.
+    """Bound the gradient error that the rounding of D causes, if rows hold numbers up to `most`.
 
-    A score's slope is alpha (<g, phi> - D). The back ends take D from the new row, so where one triple has
-    all the weight the two cancel to the rounding of either; the reference's two are equal, bit by bit.
+    The slope of a score is alpha (<g, phi> - D). The back ends compute D from the new row. If one triple has
+    all the weight, both terms cancel except for rounding. In the reference the terms are equal in every bit.
     """
     epsilon: float = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
-    # of a number of a new row, and of a score's derivative by one
+    # bounds of a number of a new row, and of a score's derivative by one number
     product = {"distmult": 1, "complex": 2, "simple": 0.5, "rotate": 2}.get(score, 0) * most**2
     new, score_slope = (most + product, product) if product else (3 * most, 1.0)
-    if score == "rotate":  # by the modulus of h or r
+    if score == "rotate":  # times the modulus of h or r
         score_slope = max(1.0, math.sqrt(2) * most)
     return 4 * epsilon * math.sqrt(width) * new * score_slope
 
@@ -164,10 +164,10 @@ def fuzz(
     rows: tuple[str, ...] = ROWS,
     seed: int | None = None,
 ) -> None:
-    """Check random cases. Without ``seed``, the profile and the seed of Hypothesis choose them.
+    """Check random cases. Without ``seed``, Hypothesis chooses them by its profile and seed.
 
     Raises:
-        AssertionError: As `check`, of the smallest wrong case found, which is printed.
+        AssertionError: As in `check`, for the smallest wrong case found. The case is printed.
     """
 
     @settings(
@@ -184,7 +184,7 @@ def fuzz(
 
 
 def main() -> int:
-    """Fuzz the back ends that run here."""
+    """Fuzz the back ends that run on this machine."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz", description=__doc__)
     parser.add_argument("--graphs", type=int, default=10_000, help="random graphs a back end")
     parser.add_argument("--backend", choices=BACKENDS, help="only this one")

@@ -1,4 +1,4 @@
-"""Graphs that try every cut of the passes, rows for them, and what a layer makes of both."""
+"""Graphs that reach every way to cut rows, with random rows and the results of a layer."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from lightcake_fast.kernels.plan import ENTITY_CHUNK, RELATION_CHUNK
 from lightcake_fast.ops import context_layer
 from lightcake_fast.scores import BUILT_IN, FUSED, score_named
 
-QUICK_SCORES = ("distmult", "transe", "complex")  # one and two columns, linear and not
+QUICK_SCORES = ("distmult", "transe", "complex")  # one and two columns, linear and nonlinear
 SCORES = tuple(s if s in QUICK_SCORES else pytest.param(s, marks=pytest.mark.full) for s in FUSED)
 CPU_SCORES = (*SCORES, "transh")
 KERNELS = (*(("numba", score) for score in BUILT_IN), *(("triton", score) for score in FUSED))
@@ -34,7 +34,7 @@ def degrees(rng: np.random.Generator) -> Case:
 
 
 def relation_edges(rng: np.random.Generator) -> Case:
-    """Relations of one triple less than a chunk, of a chunk, and of one more; sorted."""
+    """Relations with one triple less than a chunk, exactly a chunk, and one more; sorted."""
     relations = np.repeat(np.arange(3), [RELATION_CHUNK - 1, RELATION_CHUNK, RELATION_CHUNK + 1])
     heads, tails = rng.integers(0, 40, (2, len(relations)))
     triples = np.stack([heads, relations, tails], 1)
@@ -51,7 +51,7 @@ def hubs(rng: np.random.Generator) -> Case:
 
 
 def duplicates(rng: np.random.Generator) -> Case:
-    """Unsorted triples, most of them given twice, some of them loops."""
+    """Unsorted triples. Most of them occur twice, and some are loops."""
     triples = rng.integers(0, [7, 2, 7], (20, 3))
     triples[:4, 2] = triples[:4, 0]
     return rng.permutation(np.concatenate([triples, triples[:14]])), 8, 2
@@ -62,13 +62,13 @@ def _between(rng: np.random.Generator, count: int, entities: int, relations: int
 
 
 def sparse(rng: np.random.Generator) -> Case:
-    """Entities of one context triple and of none, a relation of one triple and one of none."""
+    """Entities with one context triple and with none, a relation with one triple and one with none."""
     triples = np.concatenate([[[0, 0, 1], [2, 1, 3]], _between(rng, 7, 6, 1) + np.array([4, 2, 4])])
     return triples, 14, 4
 
 
 def edges(rng: np.random.Generator) -> Case:
-    """Entities whose context is one below, at and above the chunk; relations likewise."""
+    """Entities with one context triple less than a chunk, a chunk, and one more; the same for relations."""
     entity_chunk, (relation_chunk, _) = plan.GPU_ENTITY_CHUNK, plan.GPU_RELATION_CHUNK
     heads = np.repeat([0, 1, 2], [entity_chunk - 1, entity_chunk, entity_chunk + 1])
     heads = np.append(heads, np.full(3 * (relation_chunk - entity_chunk), 3))
@@ -78,14 +78,14 @@ def edges(rng: np.random.Generator) -> Case:
 
 
 def hub(rng: np.random.Generator) -> Case:
-    """One entity in most triples, as head and as tail, one relation of most triples: both are cut."""
+    """One entity is head or tail of most triples, and one relation has most triples. Both rows are cut."""
     count = 3 * max(plan.GPU_ENTITY_CHUNK, plan.GPU_RELATION_CHUNK[0])
     triples = _between(rng, count, 9, 2)
     triples[: count // 2, 0], triples[count // 2 + 2 :, 2], triples[4:, 1] = 5, 5, 1
     return triples, 9, 2
 
 
-# What the Numba passes cut, and what the Triton kernels do.
+# Graphs with cut rows for the Numba passes and for the Triton kernels.
 CPU_GRAPHS = {function.__name__: function for function in (degrees, relation_edges, hubs, duplicates)}
 GPU_GRAPHS = {function.__name__: function for function in (sparse, edges, hub, duplicates)}
 GRAPHS = CPU_GRAPHS | GPU_GRAPHS
@@ -94,7 +94,7 @@ GRAPHS = CPU_GRAPHS | GPU_GRAPHS
 def layer_inputs(
     name: str, width: int, dtype: torch.dtype, device: str = "cpu", seed: int = 7
 ) -> tuple[Tensor, Tensor, ContextGraph, Tensor]:
-    """Entities, relations, graph and a mask: of a third, of all of a relation and all of an entity."""
+    """Return entities, relations, graph, and a mask: a third of the triples, one relation, one entity."""
     rng = np.random.default_rng(seed)
     triples, num_entities, num_relations = GRAPHS[name](rng)
     graph = ContextGraph.from_triples(torch.from_numpy(triples).to(device), num_entities, num_relations)
@@ -108,7 +108,7 @@ def layer_inputs(
 def random_rows(
     graph: ContextGraph, width: int, dtype: torch.dtype, *, scale: float = 0.7, seed: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Normal rows [N, d] and [2R, d]; at the scale given, DistMult scores are below about one."""
+    """Return normal rows [N, d] and [2R, d]. At the given scale, DistMult scores are below about one."""
     random = torch.Generator().manual_seed(seed)
     scale /= max(width, 4) ** (1 / 6)
     x, y = (
@@ -119,27 +119,27 @@ def random_rows(
 
 
 def with_planes(y: Tensor) -> Tensor:
-    """Relations [2R, d] as a score with planes has them, [2R, 2 d]: with normals of length one."""
+    """Return relations [2R, 2 d] with planes from [2R, d]: normals of length one are added."""
     normals = torch.randn(y.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     return torch.cat([y, torch.nn.functional.normalize(normals, dim=1).to(y)], 1)
 
 
 def as_read(y: Tensor, score: str) -> Tensor:
-    """Relations [2R, d] as the layers of a score read them."""
+    """Return relations [2R, d] in the form that the layers of a score read."""
     return with_planes(y) if score_named(score).planes else y
 
 
 def layer_results(
     x: Tensor, y: Tensor, graph: ContextGraph, *, dtype: torch.dtype | None = None, **options: Any
 ) -> dict[str, Tensor]:
-    """A layer's new rows and the gradients of one random combination of them, by name.
+    """Return a layer's new rows and the gradients of one random combination of them, by name.
 
-    With ``dtype``, the layer computes in that type from the same numbers: its upstream gradients are rounded
-    to the type of ``x`` and ``y`` first.
+    With ``dtype``, the layer computes in this dtype from the same numbers: its upstream gradients are first
+    rounded to the dtype of ``x`` and ``y``.
     """
     given = x.dtype
     x, y = (table.detach().to(dtype or given).requires_grad_() for table in (x, y))
-    # the reference hands out its input where the context leaves a table alone
+    # the reference returns its input if the context does not change a table
     rows = [table.clone() for table in context_layer(x, y, graph, **options)]
     random = torch.Generator().manual_seed(2)
     upstream = [torch.randn(t.shape, generator=random, dtype=torch.float64).to(given).to(t) for t in rows]
@@ -153,7 +153,7 @@ def layer_results(
 
 
 def pairwise(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Few combinations of a grid's values, in which any two values of two keys meet."""
+    """Return few combinations of a grid's values, so that any two values of two keys occur together."""
     missing = {
         frozenset([(a, x), (b, y)])
         for a, b in itertools.combinations(grid, 2)

@@ -29,12 +29,12 @@ class Shifted(PlainModel):
 
 
 def graph_named(name: str) -> ContextGraph:
-    """The test graph of this name."""
+    """Return the test graph of this name."""
     return layer_inputs(name, 1, torch.float64)[2]
 
 
 def made(name: str, graph: ContextGraph, **options: Any) -> RelationModel:
-    """A small model in float64 with random values in every parameter."""
+    """Return a small model in float64 with random values in every parameter."""
     settings: dict[str, Any] = {
         "dim": D,
         "dtype": torch.float64,

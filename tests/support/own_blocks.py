@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-calls
-"""A block of a user's own: a pair of columns, a slope, a constant and a function of its module's."""
+"""A user-defined block that uses two columns, a slope, a constant and a function of its module."""
 
 FACTOR = 3.0
 

@@ -1,4 +1,4 @@
-"""Processes that train together, started as torchrun starts them: this process has their store."""
+"""Start processes that train together as torchrun does. Their store is in this process."""
 
 import os
 import re
@@ -18,8 +18,8 @@ _STORES: WeakKeyDictionary["subprocess.Popen[str]", TCPStore] = WeakKeyDictionar
 def start(
     ranks: int, *arguments: str, timeout: int = HANG, folder: Path | None = None
 ) -> list["subprocess.Popen[str]"]:
-    """Start `python -m ARGUMENTS` as that many ranks on this machine, in a folder or the current one."""
-    # it listens at once: no other process can take the port before the ranks start
+    """Start `python -m ARGUMENTS` with this number of ranks, in the given or the current folder."""
+    # the store listens at once, so no other process can take the port before the ranks start
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": store.host, "MASTER_PORT": str(store.port)}
     shared |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
@@ -41,13 +41,13 @@ def start(
 
 
 def finish(processes: list["subprocess.Popen[str]"], *codes: int) -> list[tuple[str, str]]:
-    """What each printed, to stdout and to stderr, after it ended with its code (0 where none is given)."""
+    """Return the stdout and stderr of each process, and check its exit code (default 0)."""
     try:
         ended = [process.communicate(timeout=HANG) for process in processes]
     finally:
         for process in processes:
-            process.kill()  # does nothing to a process that has ended
-    # which ranks PyTorch 2.9 has joined it says itself, on stdout
+            process.kill()  # no effect on a process that has ended
+    # PyTorch 2.9 prints the connected ranks on stdout
     outputs = [(re.sub(r"^\[Gloo\] .*\n", "", out, flags=re.MULTILINE), err) for out, err in ended]
     wanted = list(codes) or [0] * len(processes)
     assert [process.returncode for process in processes] == wanted, outputs

@@ -1,4 +1,4 @@
-"""Run by several ranks: a few steps in float64, compared with those of one process."""
+"""Run by several ranks: a few steps in float64, compared with the steps of one process."""
 
 import sys
 
@@ -11,7 +11,7 @@ from tests.sharding.test_experiment import ALL, DATA, ENTITIES, assert_equal_to,
 
 
 def main() -> None:
-    """Compare, with the Numba passes where that is asked for."""
+    """Compare the steps, with the Numba passes if requested."""
     with joined() as world:
         assert world is not None
         owner = owners(DATA.train, DATA.num_entities, world.ranks)

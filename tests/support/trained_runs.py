@@ -1,4 +1,4 @@
-"""What the tests of trained models share: a small data set with unseen entities, and runs on it."""
+"""Helpers for tests of trained models: a small data set with unseen entities, and runs on it."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ from lightcake_fast.train import main as train
 
 SMALL = ["--dim", "6", "--batch-size", "64", "--epochs", "2", "--unseen-rate", "0.1", "--relation-bias"]
 SMALL += ["--preset", "paper", "--lr", "0.01", "--backend", "reference", "--quiet"]
-UNSEEN = "Nobody [of] note"  # brackets are markup to rich, and text here
+UNSEEN = "Nobody [of] note"  # rich reads brackets as markup; here they are text
 PAIR = ("Priya Novák 10", "Dmitri Novák 21")
 
 
 def write_dataset(folder: Path) -> Path:
-    """Write a small genealogy as files, with an entity that only the test split has."""
+    """Write a small genealogy as files. One entity occurs only in the test split."""
     graph = load_dataset("family:60")
     folder.mkdir()
     for split in SPLITS:
@@ -25,7 +25,7 @@ def write_dataset(folder: Path) -> Path:
 
 
 def train_run(folder: Path, *flags: str) -> Path:
-    """Train on `write_dataset`'s data, once for the same flags; gives the run folder."""
+    """Train on the data of `write_dataset`, once per combination of flags, and return the run folder."""
     folder.mkdir(exist_ok=True)
     data = folder / "data"
     if not data.exists():

@@ -1,4 +1,4 @@
-"""What the tests of training share: a run of a few seconds, and what must be equal in two of them."""
+"""Helpers for tests of training: a run of a few seconds, and the comparison of two runs."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from torch import Tensor
 from lightcake_fast.train import main as train
 from tests.support.comparison import assert_bitwise_equal
 
-# several steps an epoch with a short last batch, every option in use, and no kernel to compile
+# several steps per epoch with a short last batch, every option in use, and no kernel to compile
 TINY = ["--dataset", "family:60", "--dim", "6", "--layers", "1", "--batch-size", "64"]
 TINY += ["--backend", "reference", "--profile", "both", "--links", "--mixing"]
 TINY += [
@@ -30,7 +30,7 @@ TINY += [
     "--quiet",
 ]
 TIMES = {"seconds", "total_seconds", "triples_per_second"}
-EPOCHS = ["--epochs", "3"]  # of the run that nothing stops, and of those compared with it
+EPOCHS = ["--epochs", "3"]  # for the uninterrupted run and the runs compared with it
 
 
 def run(folder: Path, *flags: str) -> int:
@@ -39,12 +39,12 @@ def run(folder: Path, *flags: str) -> int:
 
 
 def resume(folder: Path, *flags: str) -> int:
-    """Go on in this process."""
+    """Resume in this process."""
     return train(["--resume", str(folder), "--quiet", *flags])
 
 
 def start(*flags: str, **environment: str) -> "subprocess.Popen[str]":
-    """Start the command in a process of its own."""
+    """Start the command in a separate process."""
     return subprocess.Popen(
         [sys.executable, "-m", "lightcake_fast.train", *flags],
         stdout=subprocess.PIPE,
@@ -55,20 +55,20 @@ def start(*flags: str, **environment: str) -> "subprocess.Popen[str]":
 
 
 def without_times(value: Any) -> Any:
-    """A JSON value without the fields that tell how long something took."""
+    """Return a JSON value without the fields that hold times."""
     if isinstance(value, dict):
         return {key: without_times(item) for key, item in value.items() if key not in TIMES}
     return value
 
 
 def metrics(folder: Path) -> list[Any]:
-    """The records of the epochs, without times."""
+    """Return the records of the epochs without times."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [without_times(json.loads(line)) for line in lines]
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:
-    """The tensors of both checkpoints."""
+    """Return the tensors of both checkpoints."""
     return {
         f"{file}:{name}": tensor
         for file in ("best.safetensors", "last.safetensors")
@@ -77,7 +77,7 @@ def tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def assert_equal_runs(folder: Path, expected: Path) -> None:
-    """Assert that two runs left the same, bit by bit, times aside, and nothing else."""
+    """Assert that two runs wrote the same files with equal bits, except for times."""
     assert sorted(path.name for path in folder.iterdir()) == sorted(path.name for path in expected.iterdir())
     assert metrics(folder) == metrics(expected)
     for file in ("config.json", "results.json"):

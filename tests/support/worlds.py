@@ -1,4 +1,4 @@
-"""Several ranks as threads of one process: what they exchange goes through lists between barriers."""
+"""Several ranks as threads of one process. They exchange data through lists between barriers."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class _Room:
 
 
 class ThreadWorld(World):
-    """One of several ranks that are threads."""
+    """One of several ranks. Each rank is a thread."""
 
     def __init__(self, rank: int, ranks: int, room: _Room) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ThreadWorld(World):
 
 
 def in_threads(ranks: int, work: Callable[[World], Result]) -> list[Result]:
-    """What ``work`` gives on each of the ranks."""
+    """Return the results of ``work`` on each rank."""
     room = _Room(ranks)
     results: list[Any] = [None] * ranks
     errors: list[BaseException] = []
