@@ -61,7 +61,7 @@ def _notice() -> Any:
 
 @functools.cache
 def _say() -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes under torchrun the first
+    if os.environ.get("RANK", "0") == "0":  # only the first process of torchrun
         sys.stderr.write(
-            "lightcake_fast: compiling the CPU passes: some seconds, once for a score and width\n"
+            "lightcake_fast: compiling the CPU passes (a few seconds, once per score and width)\n"
         )

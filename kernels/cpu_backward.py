@@ -72,7 +72,7 @@ def relation_pass(width: int, block: NumbaBlock) -> Any:
     and ``link`` has eight numbers. The extra numbers are the coefficient c of the relation r + c w, and the
     gradients of the projected head and tail along the normal.
 
-    If relations have no context, ``q`` is None. Numba compiles this case separately, without Y and beta. Rows
+    ``q`` is None for relations without context. Numba compiles this case separately, without Y and beta. Rows
     moved per raw triple: e_h, e_t, g_h, g_t.
     """
     phi_ent, phi_rel, slope, grad_r = block.phi_ent, block.phi_rel, block.slope, block.grad_r

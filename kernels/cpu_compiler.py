@@ -1,4 +1,4 @@
-"""What the Numba passes share: how they are compiled, cached and run on several threads."""
+"""Compile the Numba passes, cache them on disk, and run them on several threads."""
 
 from __future__ import annotations
 
@@ -31,24 +31,26 @@ if TYPE_CHECKING:
 
 FIXED_WIDTHS = (32, 64, 128, 256, 512)  # compiled as constants; the other widths share one compilation
 LINE = 64  # bytes of a cache line
-LONG_ROW = 1024  # bytes: such rows the processor fetches ahead by itself, and asking for them costs time
+LONG_ROW = 1024  # bytes; the processor prefetches longer rows by itself, and extra requests cost time
 
 
 class Pass:
-    """One sweep over the graph, compiled per score, width and dtype, run by several threads.
+    """One sweep over the graph, compiled per score, width and dtype, and run by several threads.
 
     ``make(width)``, or ``make(width, block)`` for a pass that depends on the score, returns the Python
-    function to compile; width 0 means that it is read from the arrays, ``block`` is the score's in Numba's
-    form. The function's last argument is a counter from which its threads draw tasks, so a slow or disturbed
-    core takes fewer. Each task writes rows of its own: the result does not depend on who takes which.
+    function to compile. Width 0 means that the function reads the width from the arrays. ``block`` is the
+    score's block in Numba's form. The last argument of the function is a counter. The threads draw tasks from
+    it, so a slow core takes fewer tasks. Each task writes different rows, so the result does not depend on
+    the thread of a task.
 
-    Threads of our own rather than Numba's: its pools spin beside PyTorch's, die in a fork or refuse
-    concurrent callers, and a parallel region compiles several times slower.
+    The pass does not use Numba's threads. Their pools spin together with PyTorch's, die in a fork or refuse
+    concurrent callers. A parallel region also compiles several times slower.
 
     Args:
         make: as above.
-        tasks_a_helper: a thread more is called for every so many tasks: where a task is small, waking one
-            takes longer than doing it.
+        tasks_a_helper: number of tasks per helper thread. For small tasks, waking a thread takes longer than
+            the
+            task.
     """
 
     def __init__(self, make: Callable[..., Callable[..., None]], tasks_a_helper: int = 1) -> None:
@@ -60,11 +62,11 @@ class Pass:
     def __call__(
         self, width: int, tasks: int, rows: torch.Tensor, *arguments: Any, score: str | None = None
     ) -> None:
-        """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads; tensors pass as arrays.
+        """Run ``tasks`` tasks on at most ``torch.get_num_threads()`` threads. Tensors are passed as arrays.
 
-        Without what is None a pass is compiled anew, and does less.
+        With an argument of None, a separate compilation runs, which skips the work for this argument.
         """
-        import torch  # not above: a process that compiles passes does not wait for it
+        import torch  # not at the top: a process that only compiles passes does not load torch
 
         arrays = [_array(a) if isinstance(a, torch.Tensor) else a for a in (rows, *arguments)]
         arrays += [tasks, np.zeros(1, np.int64)]
@@ -77,7 +79,7 @@ class Pass:
         helpers = min(most, (tasks - 1) // self._tasks_a_helper)
         futures: list[Future[None]] = []
         try:
-            # none once the interpreter has begun to end: then this thread, which outlives it, does all
+            # At interpreter shutdown no new thread can start. Then this thread runs all tasks.
             with suppress(RuntimeError):
                 if helpers > 0:
                     let_idle_threads_sleep()
@@ -85,7 +87,7 @@ class Pass:
                     futures.extend(pool.submit(_run_flushing, flushes, run) for _ in range(helpers))
             run()
         finally:
-            begun = [future for future in futures if not future.cancel()]  # on a busy machine some are not
+            begun = [future for future in futures if not future.cancel()]  # some may not have started
             wait(begun)
         for future in begun:
             future.result()
@@ -93,12 +95,12 @@ class Pass:
     def compile(
         self, score: str | None, width: int, rows: str, less: bool, signature: tuple[Any, ...]
     ) -> Any:
-        """The compiled function, from disk where it was kept there.
+        """Return the compiled function, from disk if it is cached there.
 
         Args:
-            score: None for a pass that depends on no score.
-            width: as ``make`` takes it.
-            rows: NumPy's name of the type of the first rows.
+            score: None for a pass that does not depend on the score.
+            width: as for ``make``.
+            rows: NumPy's name of the dtype of the first rows.
             less: whether an argument is None.
             signature: Numba's types of all arguments.
         """
@@ -107,13 +109,16 @@ class Pass:
         return function
 
     def function(self, score: str | None, width: int, rows: str, less: bool) -> Any:
-        """What Numba compiles, with its cache on disk where there is one; arguments as for ``compile``."""
+        """Return the function to compile, with a disk cache if possible.
+
+        The arguments are as for ``compile``.
+        """
         key = score, width, rows, less
         if key not in self._functions:
             blocks = [] if score is None else [NumbaBlock.of(score, width)]
             made = self._make(width, *blocks)
-            # names the files and the machine code: two compilations of a pass must not be one symbol, nor two
-            # types one file, in which processes that write at once would mistake one for the other
+            # This name identifies the cache files and the machine code. Two compilations must not share a
+            # symbol. Two dtypes must not share a file, because concurrent processes would load the wrong one.
             made.__qualname__ = "_".join(
                 [self._make.__name__, *(b.name for b in blocks), str(width), rows, *["less"] * less]
             )
@@ -123,20 +128,20 @@ class Pass:
                 try:
                     function._cache = PassCache(made, (made.__qualname__, *digests))
                 except RuntimeError:
-                    _say_not_kept("no folder for them can be written to")
+                    _say_not_kept("no writable folder")
             self._functions[key] = function
         return self._functions[key]
 
 
 def fixed_width(width: int) -> int:
-    """The width that a pass over rows of this width is compiled for: 0 where it reads it from the arrays."""
+    """Return the width that a pass is compiled for: 0 if it reads the width from the arrays."""
     return width if width in FIXED_WIDTHS else 0
 
 
 class PassCache(FunctionCache):  # type: ignore[misc]
-    """Numba's disk cache, without which a pass still runs, with a key that says what a pass is made from.
+    """Numba's disk cache with a key that identifies the source of a pass. Without it, a pass still runs.
 
-    Numba's own key pickles the closure, which never comes out the same twice where it holds functions.
+    Numba's default key pickles the closure. If a closure holds functions, each pickle is different.
     """
 
     def __init__(self, function: Callable[..., None], key: tuple[Any, ...]) -> None:
@@ -147,41 +152,41 @@ class PassCache(FunctionCache):  # type: ignore[misc]
         return signature, codegen.magic_tuple(), self._key
 
     def holds(self, signature: Any, target_context: Any) -> bool:
-        """Whether a compiled pass is kept: `load_overload` would tell too, half a second later."""
+        """Return whether a compiled pass is cached. `load_overload` would take half a second longer."""
         return self._cache_file.load(self._index_key(signature, target_context.codegen())) is not None
 
     def save_overload(self, signature: Any, data: Any) -> None:
-        """Keep a compiled pass, if there is room for it."""
+        """Save a compiled pass if there is space for it."""
         try:
             super().save_overload(signature, data)
         except OSError as error:
             _say_not_kept(str(error))
 
 
-light_pass = functools.partial(Pass, tasks_a_helper=128)  # for passes whose task is a row
+light_pass = functools.partial(Pass, tasks_a_helper=128)  # for passes with one row per task
 
 
 @functools.cache
 def _say_not_kept(reason: str) -> None:
     print(
-        f"lightcake_fast: compiled CPU passes are not kept for the next process ({reason}); "
-        "NUMBA_CACHE_DIR names another folder for them",
+        f"lightcake_fast: cannot cache the compiled CPU passes on disk ({reason}): "
+        "set NUMBA_CACHE_DIR to another folder",
         file=sys.stderr,
     )
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    """A tensor as NumPy's array; of bfloat16, which NumPy lacks, as int16."""
+    """Return a tensor as a NumPy array. NumPy has no bfloat16, so such tensors become int16."""
     import torch
 
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-_pool: tuple[int, ThreadPoolExecutor] | None = None  # that of all passes, and its number of threads
+_pool: tuple[int, ThreadPoolExecutor] | None = None  # number of threads, and the pool that all passes share
 
 
 def _pool_of(size: int) -> ThreadPoolExecutor:
-    """The pool, made anew where PyTorch has more threads than when it was made."""
+    """Return the pool. Replace it if PyTorch now has more threads than the pool."""
     global _pool
     outgrown = _pool
     if outgrown is not None and outgrown[0] >= size:
@@ -198,11 +203,14 @@ def _forget_pool() -> None:
     _pool = None
 
 
-os.register_at_fork(after_in_child=_forget_pool)  # a child has none of its parent's threads
+os.register_at_fork(after_in_child=_forget_pool)  # a forked child has no threads of its parent
 
 
 def _run_flushing(flushes: bool, run: Callable[[], None]) -> None:
-    """Run in a thread of the pool, which else treats denormals as its last caller did."""
+    """Run in a thread of the pool.
+
+    Set its treatment of denormals, which its previous caller may have changed.
+    """
     import torch
 
     torch.set_flush_denormal(flushes)
@@ -215,7 +223,7 @@ def _flushes_denormals() -> bool:
 
 @functools.cache
 def _sources_digest() -> str:
-    """Changes with any file of the kernels: a pass may have anything of theirs compiled into it."""
+    """Return a digest of all files of the kernels, because a pass can include code from any of them."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
@@ -223,22 +231,25 @@ def _sources_digest() -> str:
 
 
 def _mark_as_pass(function: Any) -> None:
-    """Tell LLVM about a pass what Numba cannot say.
+    """Set attributes of a pass in LLVM that Numba cannot set.
 
-    No two of its arrays overlap, so that loops over many rows need no checks to be vectorized; and 512-bit
-    vectors may be used: LLVM prefers 256 bits on the first AVX-512 chips, which costs these loops a quarter
-    of their speed. The function stays out of line, since inlining it would lose the attributes.
+    The arrays do not overlap, so LLVM can vectorize loops over many rows without checks. The pass may use
+    512-bit vectors: LLVM prefers 256 bits on the first AVX-512 processors, which makes these loops a quarter
+    slower. The function is not inlined, because inlining would lose the attributes.
     """
     for argument in function.args:
         if isinstance(argument.type, ir.PointerType):
             argument.add_attribute("noalias")
     for attribute in ('"prefer-vector-width"="512"', "noinline"):
-        set.add(function.attributes, attribute)  # llvmlite's own add() knows no string attribute
+        set.add(function.attributes, attribute)  # llvmlite's add() rejects string attributes
 
 
 @intrinsic
 def next_task(typing_context: Any, counter: Any) -> Any:
-    """Add one to ``counter[0]`` atomically and return what it was: what every pass does, and nothing else."""
+    """Add one to ``counter[0]`` atomically and return the old value.
+
+    Only passes call this function, so it also sets the attributes of a pass.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _mark_as_pass(builder.function)
@@ -250,7 +261,7 @@ def next_task(typing_context: Any, counter: Any) -> Any:
 
 @intrinsic
 def prefetch(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
-    """Ask for the cache line of ``rows[row, column]``."""
+    """Prefetch the cache line of ``rows[row, column]``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -268,7 +279,7 @@ def prefetch(typing_context: Any, rows: Any, row: Any, column: Any) -> Any:
 
 
 def prefetch_row(rows: Any, row: Any, width: Any) -> Any:
-    """Ask for all cache lines of a row."""
+    """Prefetch all cache lines of a row."""
 
 
 @overload(prefetch_row, jit_options=FAST)

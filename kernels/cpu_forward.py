@@ -274,19 +274,14 @@ def forward(
         partial: True if other workers hold more triples of the relations. Then the new relation rows are the
             weighted means alone, without y.
         gathered: rows [N, d] that context triples read in place of x: a bfloat16 copy of x, or a table with
-            the
-            dtype of x.
+            the dtype of x.
 
     Returns:
         The new x and y (the sums alone without ``residual``), the scores, and two softmax tables. The scores
-        [E]
-        are in relation order: each triple precedes its inverse, and a masked triple has -inf. The softmax
-            tables
-        [N, 2] and [2R, 2] hold the maximum of each row and one over its sum of exp(s - maximum). The weight
-        of a
-        triple is exp(s - maximum) times the second number. The maximum is +inf for a row without a live
-        triple or
-        outside the context.
+        [E] are in relation order: each triple precedes its inverse, and a masked triple has -inf. The softmax
+        tables [N, 2] and [2R, 2] hold the maximum of each row and one over its sum of exp(s - maximum). The
+        weight of a triple is exp(s - maximum) times the second number. The maximum is +inf for a row without
+        a live triple or outside the context.
     """
     width, chunks, slots = x.shape[1], len(plan.relation_chunk_row), int(plan.cut_slot[-1])
     with_entities, with_relations = context != "relation", context != "entity"

@@ -1,7 +1,7 @@
-"""Memory of the CPU passes' large results, kept for the next ones of their size where a program asks for it.
+"""Memory of large results of the CPU passes. A program can ask to keep it for later results of equal size.
 
-What goes back to the system comes back page by page, each of them cleared; malloc, told to keep such blocks,
-is left with holes that none fits.
+Memory that is returned to the system comes back page by page, and the system clears each page. If malloc
+keeps such blocks instead, it leaves holes that fit no later block.
 """
 
 from __future__ import annotations
@@ -15,50 +15,51 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-PATIENCE = 256  # results after which memory that none of them took is released
+PATIENCE = 256  # results after which unused memory is released
 
-_least = math.inf  # bytes from which results are kept
+_least = math.inf  # size in bytes from which results are kept
 _lock = threading.Lock()
-_idle: dict[int, list[tuple[Tensor, int]]] = {}  # blocks of bytes by their size, and since which result
-_leases: dict[int, _Lease] = {}  # of results that are alive
+_idle: dict[int, list[tuple[Tensor, int]]] = {}  # blocks by bytes, with the result that freed each
+_leases: dict[int, _Lease] = {}  # of living results
 _ended: list[_Lease] = []
 _results = 0
 
 
 class _Lease(weakref.ref):  # type: ignore[type-arg]
-    """A block and the array that it was lent to.
+    """A weak reference to an array, with the block of memory that the array uses.
 
-    Whoever lets go of the last tensor ends it, in any thread and within C: there a callback in Python would
-    swallow a Ctrl-C.
+    The lease ends when the last tensor of the array is freed. This can happen in any thread and inside C
+    code. A Python callback there would swallow a Ctrl-C, so the callback is a C function.
     """
 
     block: Tensor
 
 
 def keep_results(least: float) -> None:
-    """Keep the memory of results of ``least`` bytes and more once they are gone."""
+    """Keep the memory of freed results that have ``least`` bytes or more."""
     global _least
     _least = least
     release_results()
 
 
 def release_results() -> None:
-    """Give the memory of results that are gone back to the system."""
+    """Return the memory of freed results to the system."""
     with _lock:
         _collect()
         _idle.clear()
 
 
 def new_result(like: Tensor, *shape: int) -> Tensor:
-    """A result to be written, of the type of ``like``, on the CPU.
+    """Allocate a result on the CPU with the dtype of ``like``.
 
-    Its memory is idle again when nothing reads it any more. A size that none idle has releases all that is
-    idle first, and what stays idle for long is released as well: a program whose sizes vary keeps nothing.
+    Its memory becomes idle when nothing reads it any more. If no idle block has the required size, all idle
+    blocks are released first. Blocks that stay idle for long are released too. So a program with varying
+    sizes keeps no memory.
     """
     size = math.prod(shape) * like.itemsize
     if math.isinf(_least) or size == 0:
         return like.new_empty(shape)
-    import torch  # not above: a process that compiles passes does not wait for it
+    import torch  # not at the top: a process that only compiles passes does not load torch
 
     with _lock:
         _collect()
@@ -81,7 +82,7 @@ def _lend(block: Tensor, array: npt.NDArray[Any]) -> None:
 
 
 def _collect() -> None:
-    """Note what has become idle, and release what has been for long."""
+    """Add the blocks of ended leases to the idle blocks, and release blocks that were idle for long."""
     global _results
     _results += 1
     while _ended:

@@ -1,4 +1,4 @@
-"""Lets idle threads of PyTorch's OpenMP sleep, also where PyTorch is loaded already."""
+"""Let idle threads of PyTorch's OpenMP sleep, even if PyTorch is already loaded."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import sys
 import threading
 from contextlib import suppress
 
-_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # the caller's choice, which stands
+_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # choices of the caller, which are respected
 
 _sleeping = 0  # threads that this module has added
 
 
 def let_idle_threads_sleep() -> None:
-    """Let idle threads of PyTorch's OpenMP sleep, for this process and without its environment.
+    """Let idle threads of PyTorch's OpenMP sleep, for this process, without a change of its environment.
 
-    By default they spin for milliseconds after each parallel operation. On a busy machine they take the
-    processor time of the threads that have work. GNU's library reads how long from the environment when it is
-    loaded, but spins 100 times instead of 300,000 where it has more threads than there are processors (its
-    manual, `GOMP_SPINCOUNT`). So this adds threads that sleep: one, where PyTorch uses all processors.
-    Intel's and LLVM's libraries have a function for it.
+    By default, idle threads spin for milliseconds after each parallel operation. On a busy machine they take
+    processor time from working threads. GNU's library reads the spin count from the environment when it is
+    loaded. If it has more threads than there are processors, it spins 100 times instead of 300,000 (its
+    manual, `GOMP_SPINCOUNT`). So this function adds sleeping threads: one, if PyTorch uses all processors.
+    Intel's and LLVM's libraries have a function for this purpose.
 
-    `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` or `KMP_BLOCKTIME` in the environment leaves all as it is.
+    If `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` or `KMP_BLOCKTIME` is set, nothing changes.
     """
     global _sleeping
-    import torch  # not above: a process that compiles passes does not wait for it
+    import torch  # not at the top: a process that only compiles passes does not load torch
 
     threads, openmp = torch.get_num_threads(), _openmp()
     if threads < 2 or openmp is None:
         return
     if hasattr(openmp, "kmp_set_blocktime"):
-        openmp.kmp_set_blocktime(0)  # of the threads that work for this one
+        openmp.kmp_set_blocktime(0)  # for the threads that work for this one
         return
     missing = _processors() + 1 - threads - _sleeping
     if missing > 0:
-        with suppress(RuntimeError):  # no new thread while the interpreter ends
+        with suppress(RuntimeError):  # no new thread can start at interpreter shutdown
             started = threading.Event()
             threading.Thread(
                 target=_hold, args=(openmp, missing, started), name="idle OpenMP", daemon=True
@@ -46,8 +46,8 @@ def let_idle_threads_sleep() -> None:
 
 
 def _hold(openmp: ctypes.CDLL, threads: int, started: threading.Event) -> None:
-    """Keep a team of this many threads beside this one, which has done all that it ever does."""
-    function = ctypes.cast(openmp.omp_get_num_threads, ctypes.c_void_p)  # any function without effect
+    """Keep this many threads in a team with the current thread. This thread only waits."""
+    function = ctypes.cast(openmp.omp_get_num_threads, ctypes.c_void_p)  # any function without side effects
     openmp.GOMP_parallel(function, None, ctypes.c_uint(threads + 1), ctypes.c_uint(0))
     started.set()
     threading.Event().wait()
@@ -55,7 +55,7 @@ def _hold(openmp: ctypes.CDLL, threads: int, started: threading.Event) -> None:
 
 @functools.cache
 def _openmp() -> ctypes.CDLL | None:
-    """The functions of PyTorch's OpenMP, once it is loaded; None where nothing is to be done with them."""
+    """Return the functions of PyTorch's OpenMP, once it is loaded; None if nothing must change."""
     if sys.platform != "linux" or any(name in os.environ for name in _CHOSEN):
         return None
     loaded = ctypes.CDLL(None)

@@ -148,8 +148,7 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
 
     Returns:
         The sums [M, H, d], and per segment the maximum and one over the total [M, H, 2]. The maximum is +inf
-        if
-        the segment has no live entry.
+        if the segment has no live entry.
     """
     (heads, width), chunks, slots = values.shape[1:], len(plan.chunk), len(plan.part_row)
     out, norm = values.new_empty(num_segments * heads, width), values.new_empty(num_segments * heads, 2)

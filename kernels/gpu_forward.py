@@ -244,20 +244,15 @@ def forward(
         partial: True if other workers hold more triples of the relations. Then the new relation rows are the
             weighted means alone, without y.
         gathered: rows [N, d] that context triples read in place of x: a bfloat16 copy of x, or a table with
-            the
-            dtype of x.
+            the dtype of x.
 
     Returns:
         The new x and y (the sums alone without ``residual``), the scores, and two softmax tables. The scores
-        [E]
-        are in head order, -inf for masked triples. The softmax tables [N, 2] and [2R, 2] hold a number at or
-        near
-        the maximum of each row, and one over its sum of exp(s - maximum). The weight of a triple is
+        [E] are in head order, -inf for masked triples. The softmax tables [N, 2] and [2R, 2] hold a number at
+        or near the maximum of each row, and one over its sum of exp(s - maximum). The weight of a triple is
         exp(s - maximum) times the second number. The maximum is +inf for a row without a live triple or
-        outside
-        the context. With 16-bit rows the result also has the float32 sums that are added to x and y, because
-        the
-        backward cannot compute them from rounded rows.
+        outside the context. With 16-bit rows the result also has the float32 sums that are added to x and y,
+        because the backward cannot compute them from rounded rows.
     """
     real, parts = gpu_launch.sum_type(x.dtype), len(plan.part_row)
     narrow = gpu_launch.is_narrow(x.dtype)

@@ -19,15 +19,11 @@ class Shape(NamedTuple):
 
     Attributes:
         values: numbers of a row tile per lane, a quarter of them in float64. With more numbers, more rows
-            share
-            the loads of ids, the softmax and the loop. With fewer, more warps fit into the registers. A
-            program
-            is one warp while its rows fit, so it needs no barrier.
+            share the loads of ids, the softmax and the loop. With fewer, more warps fit into the registers. A
+            program is one warp while its rows fit, so it needs no barrier.
         registers: maximum number of registers per lane for NVIDIA's assembler. Without this setting the
-            assembler
-            saves registers: it moves each load of a row next to its use. Then each iteration of the loop
-                waits
-            for memory once per tile.
+            assembler saves registers: it moves each load of a row next to its use. Then each iteration of the
+            loop waits for memory once per tile.
     """
 
     values: int

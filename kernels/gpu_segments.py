@@ -167,8 +167,7 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
 
     Returns:
         The sums [M, H, d], and per segment the maximum and one over the total [M, H, 2]. The maximum is +inf
-        if
-        the segment has no live entry. Both tensors have the dtype of the scores.
+        if the segment has no live entry. Both tensors have the dtype of the scores.
     """
     (heads, width), chunks, slots = values.shape[1:], len(plan.chunk), len(plan.part_row)
     real = gpu_launch.sum_type(values.dtype)

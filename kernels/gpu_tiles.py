@@ -7,11 +7,11 @@ times the lanes per row. Then a dot product of rows is one fused multiply-add pe
 short shuffle tree for all BLOCK_E rows together. One tensor with three dimensions would be worse: its
 reductions compile to a multiply and an add, and its width must be a power of two.
 
-Offsets of rows and of records are 64 bits wide: row times width passes 2^31 at Wikidata5M's size. Ids,
-places, 4 times a chunk and 2 times a row fit 32 bits: a graph has fewer than 2^30 - 64 raw triples, and more
-chunks than ``GPU_MOST_CHUNKS`` or rows than ``GPU_MOST_ROWS`` are refused before a launch. Alignment is
-assumed only where a launch finds it: a table that begins at a multiple of 16 bytes, its rows a multiple of 16
-bytes long, is loaded 16 bytes a lane; any other gets a kernel of its own, with narrower loads.
+Offsets of rows and of records are 64 bits wide, because row times width exceeds 2^31 at Wikidata5M's size.
+Ids, places, 4 times a chunk and 2 times a row fit into 32 bits: a graph has fewer than 2^30 - 64 raw triples,
+and the package refuses more chunks than ``GPU_MOST_CHUNKS`` or more rows than ``GPU_MOST_ROWS``. Each launch
+checks the alignment. If a table starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes
+long, a lane loads 16 bytes at once. For other tables Triton compiles a separate kernel with narrower loads.
 """
 
 import triton

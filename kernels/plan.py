@@ -1,7 +1,7 @@
-"""The order in which the passes walk a graph: built once for it, from arrays, by every back end that fuses.
+"""The order in which the passes walk a graph. Each graph builds it once, for every fused back end.
 
-Source: the relation-first plan of docs/architecture.md. A triple and its inverse are settled together in
-relation order; each entity's context is then summed in head order.
+Source: the relation-first plan of docs/architecture.md. A triple and its inverse are processed together in
+relation order. Each entity's context is then summed in head order.
 """
 
 from __future__ import annotations
@@ -17,69 +17,68 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 
-RELATION_CHUNK = 128  # raw triples: one partial sum a chunk, 8 bytes a context triple at d = 256
-ENTITY_CHUNK = 256  # context triples: longer rows (hubs) are cut, also for the sake of their sums' rounding
-TASK_COST = 256  # context triples that a thread takes at a time
-LONGEST_TASK = TASK_COST + ENTITY_CHUNK  # context triples of a task, at most
+RELATION_CHUNK = 128  # raw triples; one partial sum per chunk is 8 bytes per context triple at d = 256
+ENTITY_CHUNK = 256  # context triples; longer rows (hubs) are cut, which also reduces the rounding of sums
+TASK_COST = 256  # context triples that a thread takes at once
+LONGEST_TASK = TASK_COST + ENTITY_CHUNK  # maximum number of context triples per task
 
-GPU_RELATION_CHUNKS = 4096  # programs that a card's latency asks for, where the graph has triples enough
-GPU_RELATION_CHUNK = (32, 256)  # raw triples of a chunk: shortest and longest
-GPU_WAVE = (
-    132 * 8
-)  # relation programs at once on an H100: so many multiprocessors, so many of their warps on each
-GPU_ENTITY_CHUNK = 32  # context triples: a program takes them one at a time, several chunks side by side
-GPU_SIDE_BY_SIDE = 16  # chunks that share a program, at most: so many have one kind
-GPU_NO_CHUNK = -2  # the part that marks an empty place among them
+GPU_RELATION_CHUNKS = 4096  # programs needed to hide latency, if the graph has enough triples
+GPU_RELATION_CHUNK = (32, 256)  # minimum and maximum of raw triples per chunk
+GPU_WAVE = 132 * 8  # relation programs at once on an H100: multiprocessors times warps on each
+GPU_ENTITY_CHUNK = 32  # context triples; a program takes them one by one, from several chunks at once
+GPU_SIDE_BY_SIDE = 16  # maximum number of chunks per program; these are all cut or all uncut
+GPU_NO_CHUNK = -2  # the part that marks an empty place among the chunks
 GPU_MOST_CHUNKS = 2**29  # the kernels compute the places of a chunk's four numbers in int32
-GPU_MOST_ROWS = 2**30  # and the places of a row's two numbers
+GPU_MOST_ROWS = 2**30  # the kernels compute the places of a row's two numbers in int32
 
 
 class Plan(NamedTuple):
     """Index tensors of a graph with T raw triples, E = 2T context triples, N entities, R raw relations.
 
-    Relation order sorts the raw triples by relation; a context triple's record is 2 * (its triple's place
-    there) + (1 for an inverse). Head order sorts all E context triples by their head. A chunk is a run of
-    triples of one row; a task is a run of chunks of about equal cost.
+    Relation order sorts the raw triples by relation. The record of a context triple is 2 * (place of its raw
+    triple in relation order) + (1 for an inverse). Head order sorts all E context triples by their head. A
+    chunk is a sequence of triples with the same row. A task is a sequence of chunks. All tasks have about
+    equal cost.
     """
 
     head: torch.Tensor  # [T] int32, relation order
     tail: torch.Tensor  # [T] int32, relation order
-    triple: torch.Tensor  # [T] int32, place of the triple in the triples given
+    triple: torch.Tensor  # [T] int32, place of the triple in the given triples
     relation_chunk: torch.Tensor  # [P + 1] int64, bounds in relation order
     relation_chunk_row: torch.Tensor  # [P] int32, raw relation
-    relation_row: torch.Tensor  # [2R] int32: 0 .. 2R - 1, the rows whose parts follow
-    relation_part: torch.Tensor  # [2R + 1] int64, a row's parts among 2P: the chunks, then their inverses
+    relation_row: torch.Tensor  # [2R] int32: 0 .. 2R - 1, the rows of relation_part
+    relation_part: torch.Tensor  # [2R + 1] int64, bounds of a row's parts among 2P: chunks, then inverses
     context_relation: torch.Tensor  # [E] int32 below 2R, head order
     context_tail: torch.Tensor  # [E] int32, head order
-    context_record: torch.Tensor  # [E] int32, head order: the record, see above
+    context_record: torch.Tensor  # [E] int32, head order: the record (see above)
     entity_chunk: torch.Tensor  # [Q + 1] int64, bounds in head order
     entity_chunk_row: torch.Tensor  # [Q] int32, head
-    entity_chunk_slot: torch.Tensor  # [Q] int32, place among the parts of cut rows, -1 in uncut rows
+    entity_chunk_slot: torch.Tensor  # [Q] int32, place among the parts of cut rows, -1 for uncut rows
     entity_task: torch.Tensor  # [K + 1] int64, bounds in chunks
-    cut_row: torch.Tensor  # [H] int32, entities whose row is cut
-    cut_slot: torch.Tensor  # [H + 1] int64, their slots
+    cut_row: torch.Tensor  # [H] int32, entities with a cut row
+    cut_slot: torch.Tensor  # [H + 1] int64, bounds of their slots
 
 
 class GpuPlan(NamedTuple):
-    """The same order of work for the Triton kernels: records, cut finer, sorted for warps; all int32.
+    """The same order of work for the Triton kernels: records, shorter chunks, sorted for warps; all int32.
 
-    Records keep what is read together in one sector. Chunks are sorted longest first: programs that
-    start last end soon, and chunks that share a program have nearly one length.
+    A record holds values that are read together in one memory sector. Chunks are sorted by length, longest
+    first. So programs that start last end soon, and chunks that share a program have nearly equal length.
     """
 
-    raw: torch.Tensor  # [T, 4] relation order: head, tail, place of the triple, of its inverse in head order
-    triple: torch.Tensor  # [T] relation order: place in the triples given
-    relation_chunk: torch.Tensor  # [P, 4] start, end, raw relation, part (the inverse's is P further)
+    raw: torch.Tensor  # [T, 4] relation order: head, tail, places of the triple and its inverse in head order
+    triple: torch.Tensor  # [T] relation order: place in the given triples
+    relation_chunk: torch.Tensor  # [P, 4] start, end, raw relation, part (the inverse has part + P)
     context: torch.Tensor  # [E, 4] head order: relation below 2R, tail, record, inverse relation
     entity_chunk: torch.Tensor  # [Q, 4] start, end, head, part or -1: chunks of cut rows, then the others,
-    # both with empty places up to a multiple of GPU_SIDE_BY_SIDE
-    merge_row: torch.Tensor  # [2R + H] rows made of parts: all relations, then the H cut entities
-    merge_part: torch.Tensor  # [2R + H + 1] their parts among S: 2P of relations, then those of entities
-    part_row: torch.Tensor  # [S] the place in merge_row of each part's row
+    # both padded with empty places to a multiple of GPU_SIDE_BY_SIDE
+    merge_row: torch.Tensor  # [2R + H] rows that consist of parts: all relations, then the H cut entities
+    merge_part: torch.Tensor  # [2R + H + 1] bounds of their parts among S: 2P of relations, then entities
+    part_row: torch.Tensor  # [S] the place of each part's row in merge_row
 
 
 class Orders(NamedTuple):
-    """The two orders that every back end walks: the fields of `Plan` that are called so, and the degrees."""
+    """The two orders that every back end walks (fields of `Plan` with the same names), and the degrees."""
 
     head: Ids
     tail: Ids
@@ -92,7 +91,7 @@ class Orders(NamedTuple):
 
 
 def build_plan(triples: Ids, num_entities: int, num_relations: int) -> Plan:
-    """Sort and cut the triples [T, 3] of (head, relation, tail), whose ids are known to be in range."""
+    """Sort and cut the triples [T, 3] of (head, relation, tail). The caller has checked the ids."""
     orders = sort_triples(triples, num_entities, num_relations)
     relation_first, relation_chunk, relation_chunk_row = cut_rows(orders.relation_degree, RELATION_CHUNK)
     entity_first, entity_chunk, entity_chunk_row = cut_rows(orders.entity_degree, ENTITY_CHUNK)
@@ -100,7 +99,7 @@ def build_plan(triples: Ids, num_entities: int, num_relations: int) -> Plan:
     slot = np.where(pieces[entity_chunk_row] > 1, 0, -1)
     slot[slot == 0] = np.arange(np.count_nonzero(slot == 0))
     cut_row = np.flatnonzero(pieces > 1)
-    cost = np.diff(entity_chunk) + 2  # a row's own loads and stores cost about two triples
+    cost = np.diff(entity_chunk) + 2  # loads and stores of a row cost about two triples
     task = np.concatenate([[-1], np.cumsum(cost) // TASK_COST])
 
     def offsets(values: Array) -> torch.Tensor:
@@ -130,7 +129,7 @@ def build_gpu_plan(triples: Ids, num_entities: int, num_relations: int) -> GpuPl
     """Sort and cut the triples [T, 3] as `build_plan` does, for the Triton kernels."""
     orders = sort_triples(triples, num_entities, num_relations)
     relation, count = orders.context_relation, len(triples)
-    place = np.empty(2 * count, np.int32)  # in head order, of a triple and of its inverse
+    place = np.empty(2 * count, np.int32)  # place of a triple and of its inverse in head order
     place[orders.context_record] = np.arange(2 * count, dtype=np.int32)
     inverse = np.where(relation < num_relations, relation + num_relations, relation - num_relations)
 
@@ -161,10 +160,10 @@ def build_gpu_plan(triples: Ids, num_entities: int, num_relations: int) -> GpuPl
 
 
 def gpu_relation_chunk(degree: Array) -> int:
-    """Raw triples of a relation's chunk on a GPU, so that its programs fill their last wave too.
+    """Return the number of raw triples per chunk of a relation on a GPU.
 
-    Of three lengths, the one with the least time where a card runs whole waves of programs, each of them as
-    long as its triples.
+    The function compares three lengths. It assumes that a GPU runs whole waves of programs, and that the time
+    of a program is proportional to its number of triples. It returns the fastest length.
     """
     shortest, longest = GPU_RELATION_CHUNK
     size = min(max(int(degree.sum()) // GPU_RELATION_CHUNKS, shortest), longest)
@@ -177,11 +176,11 @@ def gpu_relation_chunk(degree: Array) -> int:
 
 
 def sort_triples(triples: Ids, num_entities: int, num_relations: int) -> Orders:
-    """Both orders of the triples [T, 3]; what is d-wide in neither is kept in 32 bits throughout."""
+    """Return both orders of the triples [T, 3]. Ids and places stay int32."""
     count = len(triples)
     head, relation, tail = (np.ascontiguousarray(ids, np.int32) for ids in triples.T)
 
-    # the side with fewer distinct entities first: its rows repeat within a chunk
+    # first the side with fewer distinct entities: its rows repeat within a chunk
     tail_repeats = _distinct(relation, tail, num_entities, num_relations) < _distinct(
         relation, head, num_entities, num_relations
     )
@@ -197,7 +196,7 @@ def sort_triples(triples: Ids, num_entities: int, num_relations: int) -> Orders:
 
     heads, tails = np.concatenate([head, tail]), np.concatenate([tail, head])
     relations = np.concatenate([relation, relation + np.int32(num_relations)])
-    # equal relation rows of a head's context follow one another, so they are read from the cache
+    # equal relation rows in a head's context follow one another, so the cache serves them
     by_head = stable_order((heads, num_entities), (relations, 2 * num_relations), (tails, num_entities))
     return Orders(
         head=head[by_relation],
@@ -212,16 +211,18 @@ def sort_triples(triples: Ids, num_entities: int, num_relations: int) -> Orders:
 
 
 def stable_order(*columns: tuple[Ids, int]) -> Ids:
-    """The order that sorts by columns (ids, number above them), the first column first; ties stay in order.
+    """Return the order that sorts by columns (ids, upper limit), the first column first.
 
-    `np.lexsort` in a fifth of its time: as many columns as fit and the place form one 64-bit number, and
-    numbers without their places beside them are sorted by vector instructions.
+    Ties keep their order.
+
+    It takes a fifth of the time of `np.lexsort`. Each 64-bit number packs the place and as many columns as
+    fit. NumPy sorts such numbers with vector instructions.
     """
     left, order = list(columns), None
     place_bits = len(columns[0][0]).bit_length()
     while left:
         used, word = place_bits, np.arange(len(columns[0][0]))
-        while left and used + left[-1][1].bit_length() < 64:  # ids and places are below 2^31: one always fits
+        while left and used + left[-1][1].bit_length() < 64:  # below 2^31: one id always fits
             ids, limit = left.pop()
             word |= (ids if order is None else ids[order]).astype(np.int64) << used
             used += limit.bit_length()
@@ -234,9 +235,9 @@ def stable_order(*columns: tuple[Ids, int]) -> Ids:
 
 
 def _side_by_side(chunk: Array) -> Array:
-    """Chunks (start, end, row, part) longest first, with empty places for what a program lacks.
+    """Sort chunks (start, end, row, part), longest first, and pad the last program with empty places.
 
-    An empty chunk is (1, 1): ``start`` and ``end - 1``, which are read at no weight, both exist.
+    An empty chunk is (1, 1). Kernels read ``start`` and ``end - 1`` with weight zero, and both must exist.
     """
     chunk = chunk[np.argsort(chunk[:, 0] - chunk[:, 1], kind="stable")]
     empty = np.full((-len(chunk) % GPU_SIDE_BY_SIDE, 4), [1, 1, 0, GPU_NO_CHUNK])
@@ -244,7 +245,7 @@ def _side_by_side(chunk: Array) -> Array:
 
 
 def _distinct(relation: Ids, entity: Ids, num_entities: int, num_relations: int) -> Array:
-    """How many distinct entities a relation has on one side, shape [R]."""
+    """Return the number of distinct entities that each relation has on one side, shape [R]."""
     pairs = relation.astype(np.int64) * num_entities + entity
     pairs.sort()
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
@@ -256,8 +257,8 @@ def _ids(values: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def index_tensor(values: npt.NDArray[Any], kind: type[np.signedinteger[Any]]) -> torch.Tensor:
-    """Whole numbers as a tensor of a type."""
-    import torch  # not above: who compiles the passes needs the constants alone
+    """Return integers as a tensor of a dtype."""
+    import torch  # not at the top: a process that only compiles passes does not load torch
 
     tensor = torch.from_numpy(np.ascontiguousarray(values, kind))
     # an empty array has strides of zero, which torch.export.save cannot write
@@ -267,8 +268,8 @@ def index_tensor(values: npt.NDArray[Any], kind: type[np.signedinteger[Any]]) ->
 def cut_rows(lengths: Array, longest: int, *, even: bool = False) -> tuple[Array, Array, Array]:
     """Cut rows of these lengths into chunks: (a row's chunks [rows + 1], bounds [P + 1], row [P]).
 
-    Every row has at least one chunk, an empty one an empty chunk. Chunks are full but for a row's last, or
-    as even as can be.
+    Every row has at least one chunk, and an empty row has an empty chunk. All chunks of a row are full except
+    the last. With ``even`` their lengths are as equal as possible.
     """
     pieces = np.maximum(1, -(-lengths // longest))
     first = np.concatenate([[0], np.cumsum(pieces)])

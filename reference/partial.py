@@ -34,10 +34,8 @@ def forward(
     Returns:
         The new entities, the weighted means of relations without y (y itself outside the context), the scores
         (E,) with -inf for masked triples, and two softmax tables. The tables (N, 2) and (2R, 2) hold the
-        maximum
-        of each row and one over its sum of exp(s - maximum). The maximum is +inf without a live triple or
-        outside
-        the context.
+        maximum of each row and one over its sum of exp(s - maximum). The maximum is +inf without a live
+        triple or outside the context.
     """
     h, r, _ = triples
     f = SCORES[score]
