@@ -1,4 +1,4 @@
-"""Whether a layer's results are right: what they are compared with, before anything is timed."""
+"""Check the results of a layer against a reference before it is timed."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ from bench.layers import BFLOAT16, BUILDERS, HALF_ROWS, SCORE_OF, LayerInput, co
 from lightcake_fast.models import RGCNLayer
 from lightcake_fast.models.neighbours import neighbours
 
-TOLERANCE = 5e-4  # largest difference of a result, over its largest entry
+TOLERANCE = 5e-4  # largest difference of a result, divided by its largest entry
 NARROW_TOLERANCE = 4e-2  # the same for 16-bit rows
-NARROW = 32  # width to compare at where a peer is slow; one entry a block
+NARROW = 32  # width of the comparison for slow peers; one entry per block
 
 
 def largest_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Over all results, the largest difference relative to the largest entry."""
+    """Return the largest difference over all results, relative to the largest entry."""
     pairs = zip(actual, expected, strict=True)
     return max(float((a - e.view_as(a)).detach().abs().max() / e.detach().abs().max()) for a, e in pairs)
 
@@ -26,7 +26,7 @@ def largest_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> 
 def compared(
     name: str, given: LayerInput, results: Sequence[Tensor], eager: Callable[[], Sequence[Tensor]] | None
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """What must be equal: at full width, or at a small one where the peer has its price."""
+    """Return two sets of results that must be equal. Expensive peers are compared at a small width."""
     narrow = LayerInput.random(given.graph, NARROW)
     if name.startswith("PyG"):
         return results, BUILDERS["rgcn" if name == "PyG RGCNConv" else "rgcn block"](given).both()
@@ -44,7 +44,7 @@ def compared(
 
 
 def gathered_rows(given: LayerInput) -> tuple[Tensor, ...]:
-    """What a bare gather should give."""
+    """Return the expected results of a bare gather."""
     x, g = given.entities.detach(), given.entity_gradient
     if given.graph.device.type == "cpu":
         plan = given.graph.plan
@@ -54,7 +54,7 @@ def gathered_rows(given: LayerInput) -> tuple[Tensor, ...]:
 
 
 def rgcn_by_definition(layer: RGCNLayer, given: LayerInput) -> Tensor:
-    """R-GCN's sum, relation by relation with a row for each of its triples."""
+    """Compute R-GCN's sum by its definition, relation by relation, with one row per triple."""
     found, x = neighbours(given.graph), given.entities
     weights, head = found.mean_weights(None, x.dtype), found.group_head.index_select(0, found.group)
     out = x @ layer.root
