@@ -2,7 +2,7 @@
 
 ``h, r, t`` are the three rows of a triple, as tuples of ``columns`` values. ``g`` and ``q`` have the same
 form: they are the gradients of the new rows of the head and of the relation. A value is a number in Numba, a
-tile in Triton and one tensor of ``x.chunk(columns, -1)`` in PyTorch. With two columns, each row is [first half |
+tile in Triton and one tensor of ``x.chunk(columns, -1)`` in PyTorch. With two columns, rows are [first half |
 second half], and entry k of the first half belongs to entry k of the second. ``alpha`` and ``beta`` are the
 two softmax weights of the triple. ``slope`` is dL/dpsi times ``psi_slope``. The members of a block are:
 

@@ -33,7 +33,7 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
     [(NO_FOLDER, "no writable folder"), (FULL_DISK, "No space left on device")],
     ids=["no folder", "full disk"],
 )
-def test_passes_run_where_they_cannot_be_kept_and_say_so_once(shortage: str, reason: str) -> None:
+def test_passes_without_a_writable_cache_run_and_warn_once(shortage: str, reason: str) -> None:
     done = run(f"{shortage}\n{AGGREGATE}\nrun()\nrun()")
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if "cannot cache the compiled CPU passes" in line]
@@ -41,7 +41,7 @@ def test_passes_run_where_they_cannot_be_kept_and_say_so_once(shortage: str, rea
     assert "NUMBA_CACHE_DIR" in line
 
 
-def test_a_thread_that_outlives_main_computes_alone() -> None:
+def test_a_thread_that_outlives_the_main_thread_can_compute() -> None:
     late = """
 import threading
 torch.set_num_threads(2)

@@ -118,7 +118,7 @@ def empty(graph: ContextGraph) -> ContextGraph:
 
 @pytest.mark.parametrize("score", CPU_SCORES)
 @pytest.mark.parametrize(("entities", "relations", "width"), [(3, 2, 4), (0, 2, 4), (3, 0, 4), (3, 2, 0)])
-def test_nothing_to_do(entities: int, relations: int, width: int, score: str) -> None:
+def test_empty_inputs(entities: int, relations: int, width: int, score: str) -> None:
     graph = ContextGraph.from_triples(torch.zeros(0, 3, dtype=torch.int64), entities, relations)
     x, y = random_rows(graph, width, torch.float32)
     y = as_read(y, score)
@@ -166,7 +166,7 @@ def test_all_passes_share_one_pool_of_as_many_threads_as_pytorch_has() -> None:
         assert 1 <= found <= most
 
 
-def test_threads_treat_denormals_as_their_caller(on_threads: tuple[int, ...]) -> None:
+def test_helper_threads_flush_denormals_like_their_caller(on_threads: tuple[int, ...]) -> None:
     """Rows of zeros get e_t - e_r = 3e-39, which is a denormal float32."""
     heads = torch.arange(4000) % 200
     triples = torch.stack([heads, torch.zeros_like(heads), 200 + torch.arange(4000) // 20], 1)
@@ -185,7 +185,7 @@ def test_threads_treat_denormals_as_their_caller(on_threads: tuple[int, ...]) ->
             assert ((rows[:200] == 0) == flush).all()
 
 
-def test_no_array_of_triples_times_width(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_array_has_shape_triples_by_width(monkeypatch: pytest.MonkeyPatch) -> None:
     random = torch.Generator().manual_seed(4)
     triples = torch.randint(0, 50, (10_000, 3), generator=random)
     graph = ContextGraph.from_triples(triples, 50, 50)
@@ -251,7 +251,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_another_process_finds_the_compiled_passes() -> None:
+def test_another_process_loads_the_compiled_passes() -> None:
     code = """
 import torch
 from tests.support.graphs import layer_inputs, layer_results
@@ -266,7 +266,7 @@ print([table.tolist() for table in results.values()])
     assert other.stdout.strip() == str([table.tolist() for table in results.values()])
 
 
-def test_a_first_call_says_why_it_waits_and_adds_files_once(tmp_path: Path) -> None:
+def test_a_first_call_prints_why_it_waits_and_adds_files_once(tmp_path: Path) -> None:
     code = """
 import torch
 from lightcake_fast.kernels.cpu_backward import row_dot_pass

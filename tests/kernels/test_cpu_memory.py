@@ -26,7 +26,7 @@ def kept() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("kept")
-def test_memory_is_used_again_when_nothing_reads_it() -> None:
+def test_memory_is_reused_when_nothing_reads_it() -> None:
     first = cpu_memory.new_result(LIKE, 8, 3)
     place, part = first.data_ptr(), first[2:]
     del first
@@ -45,7 +45,7 @@ def idle() -> int:
 
 
 @pytest.mark.usefixtures("kept")
-def test_sizes_that_vary_keep_nothing() -> None:
+def test_varying_sizes_keep_no_memory() -> None:
     for rows in range(1, 9):
         cpu_memory.new_result(LIKE, rows)
         assert idle() == 1
@@ -53,7 +53,7 @@ def test_sizes_that_vary_keep_nothing() -> None:
 
 
 @pytest.mark.usefixtures("kept")
-def test_what_is_idle_for_long_is_released() -> None:
+def test_memory_that_is_idle_for_long_is_released() -> None:
     several = [cpu_memory.new_result(LIKE, 8) for _ in range(5)]
     del several
     assert idle() == 5
@@ -75,13 +75,13 @@ def test_training_releases_its_memory_when_it_ends() -> None:
     assert not cpu_memory._leases
 
 
-def test_nothing_is_kept_unasked() -> None:
+def test_no_memory_is_kept_by_default() -> None:
     cpu_memory.new_result(LIKE, 1 << 20)
     assert idle() == 0
 
 
 @pytest.mark.usefixtures("kept")
-def test_a_device_in_force_does_not_matter() -> None:
+def test_the_default_device_does_not_matter() -> None:
     with torch.device("meta"):
         assert cpu_memory.new_result(LIKE, 3).device == LIKE.device
 
@@ -112,14 +112,14 @@ print(sent, raised)
 """
 
 
-def test_an_interrupt_is_never_lost() -> None:
+def test_an_interrupt_is_not_lost() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("200 200\n", "")
 
 
 @pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("options", [{}, {"score": "transe", "residual": False}, {"rows": "bfloat16"}])
-def test_layers_are_the_same_and_leave_earlier_ones_alone(options: dict[str, Any]) -> None:
+def test_reused_memory_changes_no_results(options: dict[str, Any]) -> None:
     cases = [layer_inputs("degrees", 5, torch.float32, seed=seed) for seed in range(3)] * 2
     found = [layer_results(x, y, graph, mask=mask, **options) for x, y, graph, mask in cases]
     with ThreadPoolExecutor(3) as threads:
@@ -147,6 +147,6 @@ print(len(set(places)))
 """
 
 
-def test_a_prepared_process_keeps_big_results() -> None:
+def test_a_prepared_process_keeps_the_memory_of_big_results() -> None:
     done = subprocess.run([sys.executable, "-c", PREPARED], capture_output=True, text=True, check=True)
     assert done.stdout == "1\n"

@@ -88,7 +88,7 @@ def sums(width: int = 7) -> torch.Tensor:
     return out
 
 
-def test_what_a_helper_compiled_is_found_and_is_the_same(
+def test_passes_compiled_by_a_helper_are_loaded_and_give_equal_bits(
     request: pytest.FixtureRequest, compiled: list[str]
 ) -> None:
     expected = sums()  # from a pass that this process compiled or loaded
@@ -125,7 +125,7 @@ def test_a_helper_that_fails_costs_only_time(
     assert compiled == ["merge_pass_0_float32", "sum_pass_0_float32"]
 
 
-def test_helpers_end_with_what_called_them(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_end_with_their_caller(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     start, helpers = subprocess.Popen, list[Any]()
 
     def start_sleeper(command: list[str], **options: Any) -> Any:
@@ -145,7 +145,7 @@ def test_helpers_end_with_what_called_them(fresh: None, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("cores", "threads", "processes"), [(1, 4, 1), (8, 1, 1), (2, 2, 2), (8, 8, 3)])
-def test_as_many_processes_as_may_compute(
+def test_number_of_processes(
     cores: int, threads: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
@@ -157,7 +157,7 @@ def test_as_many_processes_as_may_compute(
     assert sorted(itertools.chain(*shares)) == sorted(FORWARD + BACKWARD)
 
 
-def test_helpers_are_called_once_and_only_for_what_they_know(
+def test_helpers_start_once_and_only_for_known_scores(
     fresh: None, registry: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[tuple[int, Kind]]()
@@ -176,7 +176,7 @@ def test_helpers_are_called_once_and_only_for_what_they_know(
     assert calls == [(3, kind), (7, kind)]
 
 
-def test_nobody_helps_where_nothing_can_be_kept(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_helper_starts_without_a_disk_cache(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_folder(*_: Any) -> None:
         raise RuntimeError("cannot cache function")
 
@@ -186,7 +186,7 @@ def test_nobody_helps_where_nothing_can_be_kept(fresh: None, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("differentiated", [True, False])
-def test_the_backward_is_compiled_where_somebody_may_ask_for_it(
+def test_the_backward_is_compiled_if_a_gradient_is_possible(
     differentiated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class AskedError(Exception):
@@ -209,7 +209,7 @@ def test_the_backward_is_compiled_where_somebody_may_ask_for_it(
     )
 
 
-def test_rows_alone_are_compiled_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_of_some_rows_is_compiled_by_helpers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(cpu_together, "compile_layer", lambda *kind, **options: asked.append((kind, options)))
     monkeypatch.setattr(rows_module, "CUTTING", 0)
@@ -227,7 +227,7 @@ def test_rows_alone_are_compiled_together_too(monkeypatch: pytest.MonkeyPatch) -
     [(torch.float32, "float32"), (torch.float32, "bfloat16"), (torch.float64, "bfloat16")],
     ids=["float32", "half rows", "float64"],
 )
-def test_the_types_declared_are_those_that_passes_get(
+def test_declared_types_match_the_arguments_of_passes(
     dtype: torch.dtype, rows: str, context: str, fresh: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got = dict[Any, Any]()
@@ -263,7 +263,7 @@ def layer_in_a_process(cache: Path, processes: int) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.full
-def test_any_number_of_processes_gives_the_same_from_an_empty_cache(tmp_path: Path) -> None:
+def test_concurrent_processes_share_an_empty_cache(tmp_path: Path) -> None:
     """Two processes that start together share a cache. A later process compiles nothing."""
     starts = [("one", 1), ("two", 2), ("two", 2), ("three", 3)]
     runs = [layer_in_a_process(tmp_path / name, processes) for name, processes in starts]

@@ -124,7 +124,7 @@ def test_layer(case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("score", "width"), [("distmult", 256), ("transe", 100), ("distmult", 1)])
 @pytest.mark.usefixtures("shipped_chunks")
-def test_layer_in_the_shapes_of_a_card(score: str, width: int) -> None:
+def test_layer_with_the_launch_shapes_of_a_gpu(score: str, width: int) -> None:
     x, y, graph, mask = layer_inputs("hub", width, torch.float32, DEVICE)
     check({"score": score, "context": "both"}, x, y, graph, mask)
 
@@ -175,7 +175,7 @@ def test_every_triple_masked(score: str) -> None:
 
 
 @pytest.mark.parametrize(("entities", "width"), [(0, 4), (3, 4), (3, 0)])
-def test_nothing_to_do(entities: int, width: int) -> None:
+def test_empty_inputs(entities: int, width: int) -> None:
     graph = ContextGraph.from_triples(torch.zeros(0, 3, dtype=torch.int64, device=DEVICE), entities, 2)
     x, y = torch.randn(entities, width, device=DEVICE), torch.randn(4, width, device=DEVICE)
     new_x, new_y, grad_x, _ = by_triton(x, y, graph, None, "distmult", "both")
@@ -185,7 +185,7 @@ def test_nothing_to_do(entities: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])
-def test_scores_that_grow_far_within_a_row(score: str) -> None:
+def test_scores_that_increase_much_within_a_row(score: str) -> None:
     """The running maximum must rise, below and above the range of a float's exponent."""
     x, y, graph, _ = layer_inputs("hub", 16, torch.float32, DEVICE)
     x = x * torch.logspace(-2, 1.9, len(x), device=DEVICE)[:, None]
@@ -217,7 +217,7 @@ def test_rows_at_large_scores_are_as_precise_as_in_pytorch(
 
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])
-def test_one_triple_with_all_the_weight_leaves_no_rounding_in_the_gradients(
+def test_one_triple_with_all_the_weight_has_exact_zero_gradients(
     score: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores reach a thousand and lie far apart. The softmax gradient is exactly zero, as in PyTorch."""
@@ -276,7 +276,7 @@ def test_launch_shapes_change_only_when_tuned(monkeypatch: pytest.MonkeyPatch) -
         ({"dim": 4, "dtype": torch.int64}, "dtype: got torch.int64"),
     ],
 )
-def test_wrong_wishes_for_tuning(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_tuning_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     graph = layer_inputs("sparse", 1, torch.float32, DEVICE)[2]
     with pytest.raises(ValueError, match=message):
         ops.tune_context_layer(graph, **arguments)
@@ -290,7 +290,7 @@ def test_zero_distance_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])
-def test_16_bit_gradients_do_not_come_from_rounded_differences(score: str) -> None:
+def test_16_bit_gradients_do_not_use_rounded_differences(score: str) -> None:
     """Rows are much longer than the sums that a layer adds.
 
     With D from rounded rows, the error would be far larger.
@@ -342,7 +342,7 @@ def test_programs_in_any_order_agree_in_every_bit(score: str, monkeypatch: pytes
         pytest.param(torch.float32, "bfloat16", marks=pytest.mark.full),
     ],
 )
-def test_operator_is_registered_well(dtype: torch.dtype, rows: str) -> None:
+def test_operator_registration(dtype: torch.dtype, rows: str) -> None:
     x, y, graph, mask = layer_inputs("sparse", 5, dtype, DEVICE)
     tables = x.requires_grad_(), y.requires_grad_()
     inputs = (*tables, list(graph.gpu_plan), mask, "transe", "both", True, rows, "triton")
@@ -367,7 +367,7 @@ def test_gradient_in_float64(score: str, context: str) -> None:
     assert torch.autograd.gradcheck(layer, (x.requires_grad_(), y.requires_grad_()), fast_mode=True)
 
 
-def test_compiles_whole() -> None:
+def test_compiles_without_graph_breaks() -> None:
     x, y, graph, _ = layer_inputs("sparse", 16, torch.float32, DEVICE)
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -397,7 +397,7 @@ def test_weights() -> None:
 
 @pytest.mark.usefixtures("shipped_chunks")
 @pytest.mark.parametrize("name", GPU_GRAPHS)
-def test_plan_holds_every_triple_once(name: str) -> None:
+def test_plan_contains_every_triple_once(name: str) -> None:
     graph = layer_inputs(name, 1, torch.float32)[2]
     plan = GpuPlan(*(field.long() for field in graph.gpu_plan))
     head, relation, tail = graph.context_triples
@@ -427,7 +427,7 @@ def test_plan_holds_every_triple_once(name: str) -> None:
 
 @pytest.mark.usefixtures("shipped_chunks")
 @pytest.mark.parametrize("name", GPU_GRAPHS)
-def test_plan_gives_every_part_to_its_row(name: str) -> None:
+def test_plan_assigns_every_part_to_its_row(name: str) -> None:
     graph = layer_inputs(name, 1, torch.float32)[2]
     plan = GpuPlan(*(field.long() for field in graph.gpu_plan))
     rows = {}
@@ -445,7 +445,7 @@ def test_plan_gives_every_part_to_its_row(name: str) -> None:
 
 @pytest.mark.skipif(ON_CARD, reason="needs addresses without memory behind them")
 @pytest.mark.parametrize("score", ["distmult", "transe"])
-def test_rows_beyond_2_to_the_31_numbers(score: str) -> None:
+def test_tables_with_more_than_2_to_the_31_numbers(score: str) -> None:
     """The tables have memory only for two rows. Offsets computed in 32 bits would miss these rows."""
     width, far = 64, 2**25 + 5
     plan = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [1, 1, 0]]), 2, 2).gpu_plan

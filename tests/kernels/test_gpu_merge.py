@@ -12,7 +12,7 @@ PARTS = (1, 130, 3, 0, 16, 21, 64)  # parts of three relations, then of four ent
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_from_their_parts(dtype: torch.dtype) -> None:
+def test_rows_are_merged_from_their_parts(dtype: torch.dtype) -> None:
     width, random = 20, torch.Generator().manual_seed(0)
     bounds = torch.tensor([0, *PARTS]).cumsum(0)
     part = torch.randn(int(bounds[-1]), width, generator=random).to(DEVICE, dtype)

@@ -86,7 +86,7 @@ def test_scores_of_ten_thousand(
 @pytest.mark.parametrize("rising", [True, False])
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["numba", "reference"])
-def test_scores_that_change_far_within_a_row(backend: str, score: str, rising: bool) -> None:
+def test_scores_that_change_much_within_a_row(backend: str, score: str, rising: bool) -> None:
     """The running maximum of the only relation changes with nearly every triple, or never after the first."""
     ends = torch.arange(600).view(2, 300)
     graph = ContextGraph.from_triples(torch.stack([ends[0], 0 * ends[0], ends[1]], 1), 600, 1)
@@ -111,7 +111,7 @@ def test_zero_lengths(backend: str, score: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])
 @pytest.mark.parametrize("backend", [backend for backend, _ in BACKENDS])
-def test_one_triple_that_has_all_the_weight(backend: str, score: str) -> None:
+def test_one_triple_with_all_the_weight(backend: str, score: str) -> None:
     """Scores differ by 128 and more, so every other weight is below the smallest float32."""
     tails = torch.arange(1, 9)
     triples = torch.stack([torch.zeros_like(tails), torch.zeros_like(tails), tails], 1)
@@ -154,7 +154,7 @@ def test_float16_scores_beyond_float16(backend: str, name: str) -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", [backend for backend, _ in BACKENDS])
-def test_what_is_no_number_stays_where_it_belongs(backend: str, score: str, value: float) -> None:
+def test_nan_and_infinity_stay_in_their_row(backend: str, score: str, value: float) -> None:
     """A broken row makes its results and gradients NaN or infinite. Results that do not depend on it stay."""
     x, y, graph, _ = layer_inputs("duplicates", 6, torch.float32)
     x[3, 2] = value
@@ -173,7 +173,7 @@ def test_what_is_no_number_stays_where_it_belongs(backend: str, score: str, valu
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("copies", [1, 2 * ENTITY_CHUNK + 9])
-def test_a_row_that_is_not_finite_shows_in_the_same_rows_of_all_back_ends(
+def test_a_non_finite_row_affects_the_same_rows_in_all_back_ends(
     score: str, value: float, masked: bool, copies: int
 ) -> None:
     """Entities 1 and 6 read row 0. One also has an unmasked triple, the other (cut or not) has none."""
@@ -193,7 +193,7 @@ def test_a_row_that_is_not_finite_shows_in_the_same_rows_of_all_back_ends(
 
 
 @pytest.mark.parametrize("backend", [backend for backend, _ in BACKENDS])
-def test_a_score_of_minus_infinity_shows_in_a_row_without_another(backend: str) -> None:
+def test_a_score_of_minus_infinity_affects_a_row_without_other_triples(backend: str) -> None:
     graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [2, 1, 3]]), 4, 2)
     entities, relations = torch.randn(4, 6), torch.randn(4, 6)
     relations[0, 0] = math.inf
@@ -270,7 +270,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize(("backend", "score", "largest"), LARGE)
-def test_errors_at_large_scores_are_those_of_pytorch(
+def test_errors_at_large_scores_are_as_small_as_pytorchs(
     backend: str, score: str, largest: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At scores of 1,000 the rounding of a float32 log-sum-exp is 3e-5. It would affect every weight."""
@@ -289,14 +289,14 @@ def hub(tails: Tensor) -> ContextGraph:
 
 @pytest.mark.parametrize("largest", [8.0, 1000.0])
 @pytest.mark.parametrize("score", CPU_SCORES)
-def test_errors_of_hubs_are_those_of_pytorch(score: str, largest: float) -> None:
+def test_errors_of_hubs_are_as_small_as_pytorchs(score: str, largest: float) -> None:
     """An entity and a relation have 100,000 triples."""
     graph = hub(torch.arange(100_000) % 5_000 + 1)
     assert_as_near_as_pytorch("numba", graph, score, [at_scores_of(largest, score, graph, 0)])
 
 
 @pytest.mark.parametrize("score", ["distmult", "complex", "transe"])
-def test_a_hub_whose_weight_one_triple_has(score: str) -> None:
+def test_a_hub_with_all_the_weight_on_one_triple(score: str) -> None:
     """Its weight is exactly one, and the errors are as small as PyTorch's."""
     graph = hub(torch.arange(100_000) + 1)
     x, y = at_scores_of(1000.0, score, graph, 0)

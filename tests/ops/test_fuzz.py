@@ -49,7 +49,7 @@ def test_gradients_that_cancel_are_within_the_bound_in_16_bits(seed: int, dtype:
         fuzz.check(loop, "numba")
 
 
-def test_a_fault_is_found_and_made_small(
+def test_a_planted_fault_is_found_and_minimized(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The planted fault: loops of relation 1 shift the first entity slightly."""

@@ -123,7 +123,7 @@ def test_plan_of_random_graphs(data: st.DataObject) -> None:
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_orders_are_those_of_lexsort(data: st.DataObject) -> None:
+def test_orders_equal_lexsort(data: st.DataObject) -> None:
     """The passes add in these orders. Bitwise equal results also depend on the order of ties."""
     triples, num_entities, num_relations = draw_triples(data)
     h, r, t = triples.numpy().T
@@ -162,7 +162,7 @@ def test_ids_up_to_the_limit_are_sorted() -> None:
     assert order.tolist() == np.lexsort(columns[::-1]).tolist()
 
 
-def test_tasks_are_of_about_equal_cost() -> None:
+def test_tasks_have_about_equal_cost() -> None:
     plan = layer_inputs("hubs", 1, torch.float32)[2].plan
     cost = torch.cat([torch.zeros(1), (plan.entity_chunk.diff() + 2).cumsum(0)])[plan.entity_task].diff()
     longest = plan.entity_chunk.diff().max() + 2
@@ -183,14 +183,14 @@ def test_repeated_rows_of_a_relation_follow_one_another() -> None:
 
 
 @pytest.mark.parametrize("name", CPU_GRAPHS)
-def test_types_and_layouts_of_the_plan(name: str) -> None:
+def test_dtypes_and_layouts_of_the_plan(name: str) -> None:
     for field, values in layer_inputs(name, 1, torch.float32)[2].plan._asdict().items():
         assert values.dtype == (torch.int64 if field in OFFSETS else torch.int32), field
         assert values.is_contiguous(), field
         assert values.ndim == 1, field
 
 
-def test_context_triples_are_those_given_then_their_inverses() -> None:
+def test_context_triples_are_the_given_ones_then_their_inverses() -> None:
     graph = ContextGraph.from_triples(torch.tensor([[4, 1, 0], [2, 0, 2]]), 5, 3)
     assert [t.tolist() for t in graph.context_triples] == [[4, 2, 0, 2], [1, 0, 4, 3], [0, 2, 4, 2]]
 
@@ -212,7 +212,7 @@ def test_arrays_and_tensors_give_the_same_graph() -> None:
             assert_bitwise_equal(values, getattr(from_array.plan, name), name=name)
 
 
-def test_a_graph_moves_with_all_it_holds() -> None:
+def test_a_graph_moves_with_its_plans() -> None:
     graph = layer_inputs("hubs", 1, torch.float32)[2]
     moved = graph.to("meta")
     assert moved.device.type == "meta"
@@ -229,12 +229,12 @@ def test_a_graph_moves_with_all_it_holds() -> None:
 
 
 @pytest.mark.parametrize("device", [torch.float64, None, torch.zeros(1)])
-def test_a_graph_moves_to_devices_only(device: Any) -> None:
+def test_moving_a_graph_requires_a_device(device: Any) -> None:
     with pytest.raises(TypeError, match="wanted a device"):
         layer_inputs("hubs", 1, torch.float32)[2].to(device)
 
 
-def test_a_graph_lies_where_its_triples_do() -> None:
+def test_a_graph_is_on_the_device_of_its_triples() -> None:
     """The default device does not matter. An array becomes a graph on the CPU."""
     triples = torch.tensor([[0, 0, 1], [1, 0, 2]])
     with torch.device("meta"):
@@ -244,7 +244,7 @@ def test_a_graph_lies_where_its_triples_do() -> None:
             assert {graph.device, *(tensor.device for tensor in tensors)} == {torch.device("cpu")}
 
 
-def test_plans_are_made_when_first_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_are_built_at_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     builds = []
     for name in ("build_plan", "build_gpu_plan"):
         build = Mock(side_effect=getattr(plans, name))
@@ -258,12 +258,12 @@ def test_plans_are_made_when_first_needed(monkeypatch: pytest.MonkeyPatch) -> No
     assert [build.call_count for build in builds] == [1, 0]
 
 
-def test_one_of_a_kind_is_told_as_one() -> None:
+def test_repr_uses_the_singular() -> None:
     graph = ContextGraph.from_triples([[0, 0, 0]], 1, 1)
     assert repr(graph) == "ContextGraph(1 triple, 1 entity, 1 relation, on cpu)"
 
 
-def test_repr_is_a_line() -> None:
+def test_repr_is_one_line() -> None:
     graph = ContextGraph.from_triples(torch.zeros(1500, 3, dtype=torch.int64), 4000, 2)
     assert repr(graph) == "ContextGraph(1,500 triples, 4,000 entities, 2 relations, on cpu)"
 
@@ -291,18 +291,18 @@ def test_wrong_triples_are_refused(triples: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("triples", [[["a", "b", "c"]], [[0, 0, 1], [0]], object()])
-def test_what_is_no_table_of_ids_is_told(triples: Any) -> None:
+def test_non_tables_of_ids_are_refused(triples: Any) -> None:
     with pytest.raises((TypeError, ValueError), match=r"^triples: got .*wanted .*\(T, 3\)"):
         ContextGraph.from_triples(triples, 2, 1)
 
 
-def test_lists_are_taken() -> None:
+def test_lists_are_accepted() -> None:
     rows = [[0, 0, 1], (1, 0, 0)]
     graph = ContextGraph.from_triples(rows, 2, 1)
     assert graph.triples.tolist() == [[0, 0, 1], [1, 0, 0]]
 
 
-def test_arrays_are_taken_as_they_lie() -> None:
+def test_arrays_of_any_layout_are_accepted() -> None:
     rows = np.array([[0, 0, 1], [1, 0, 0]], np.int32)
     assert ContextGraph.from_triples(rows[::-1], 2, 1).triples.tolist() == [[1, 0, 0], [0, 0, 1]]
     rows.setflags(write=False)
@@ -314,13 +314,13 @@ def test_arrays_are_taken_as_they_lie() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(5.7, 1), (5, 1.0), ("5", 1), (None, 1)])
-def test_sizes_are_whole_numbers(sizes: tuple[Any, Any]) -> None:
+def test_sizes_must_be_integers(sizes: tuple[Any, Any]) -> None:
     with pytest.raises(TypeError, match="interpreted as an integer"):
         ContextGraph.from_triples([[4, 0, 0]], *sizes)
 
 
 @pytest.mark.parametrize("sizes", [(2**31, 1), (1, 2**30), (-3, 1), (1, -1)])
-def test_sizes_beyond_the_ids_type_are_refused(sizes: tuple[int, int]) -> None:
+def test_sizes_beyond_the_ids_dtype_are_refused(sizes: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="sizes: got"):
         ContextGraph.from_triples(torch.zeros(1, 3, dtype=torch.int64), *sizes)
 
@@ -355,7 +355,7 @@ def test_the_callers_triples_may_change_afterwards(kind: torch.dtype) -> None:
     assert graph.triples[0, 0] == 0
 
 
-def test_ids_that_lie_as_a_graph_keeps_them_are_shared() -> None:
+def test_ids_in_the_layout_of_a_graph_are_shared() -> None:
     triples = np.array([[0, 0, 1], [1, 0, 2]], np.int32)
     graph = ContextGraph.from_triples(triples, 4, 1, copy=False)
     assert np.shares_memory(graph._ids, triples)

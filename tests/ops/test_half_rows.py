@@ -58,7 +58,7 @@ def test_rows_are_rounded_to_the_nearest_even() -> None:
 @pytest.mark.parametrize("residual", [True, False])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("backend", ["numba", "reference", pytest.param("triton", marks=pytest.mark.full)])
-def test_sums_are_those_of_the_rounded_rows(backend: str, context: str, residual: bool) -> None:
+def test_sums_use_the_rounded_rows(backend: str, context: str, residual: bool) -> None:
     """In float64, with gradients.
 
     The result equals a layer of rounded rows, except for the rows added at the end.
@@ -122,7 +122,7 @@ def test_every_graph(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["numba", pytest.param("triton", marks=pytest.mark.full)])
-def test_rows_of_bfloat16_values_are_rounded_to_themselves(backend: str) -> None:
+def test_bfloat16_values_round_to_themselves(backend: str) -> None:
     x, y, graph, mask = layer_inputs("duplicates", 6, torch.float32, DEVICES.get(backend, "cpu"))
     x = x.bfloat16().float()
     expected = whole(x, y, graph, backend, mask=mask)
@@ -130,7 +130,7 @@ def test_rows_of_bfloat16_values_are_rounded_to_themselves(backend: str) -> None
         assert_close(actual, expected[name], name=name)
 
 
-def test_weights_are_those_of_the_layer() -> None:
+def test_weights_equal_the_layers_weights() -> None:
     x, y, graph, mask = layer_inputs("duplicates", 6, torch.float64)
     heads, relations, tails = graph.context_triples
     values = x.bfloat16().double()
@@ -142,7 +142,7 @@ def test_weights_are_those_of_the_layer() -> None:
         assert_close(new_y, y.index_add(0, relations, beta[:, None] * values[tails] * values[heads]))
 
 
-def test_compiled_and_under_autocast_it_is_the_same() -> None:
+def test_compile_and_autocast_give_the_same_results() -> None:
     x, y, graph, mask = layer_inputs("degrees", 6, torch.float32)
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ def test_compiled_and_under_autocast_it_is_the_same() -> None:
             assert_bitwise_equal(actual, expected)
 
 
-def test_forward_mode_and_torch_func_pass_the_rounding() -> None:
+def test_forward_mode_and_torch_func_ignore_the_rounding() -> None:
     x, y, graph, _ = layer_inputs("duplicates", 4, torch.float64)
     values, direction = x.bfloat16().double(), torch.ones_like(x)
 

@@ -33,7 +33,9 @@ def failing(error: Exception) -> Any:
 
 
 @pytest.mark.parametrize(("error", "message"), LACKS)
-def test_each_lack_says_what_to_set(error: Exception, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_missing_tool_has_a_message_with_a_remedy(
+    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CC", "mycc")
     monkeypatch.setattr(gpu_forward, "forward", failing(error))
     monkeypatch.setattr(gpu_segments, "forward", failing(error))
@@ -46,7 +48,7 @@ def test_each_lack_says_what_to_set(error: Exception, message: str, monkeypatch:
         segment_softmax_aggregate(rows[:1, 0], rows, segments, backend="triton")
 
 
-def test_the_backward_tells_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backward_has_the_message_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_backward, "backward", failing(NO_COMPILER))
     graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]], device=DEVICE), 2, 1)
     rows = torch.randn(2, 4, device=DEVICE, requires_grad=True)
@@ -55,7 +57,7 @@ def test_the_backward_tells_too(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.autograd.grad(x.sum(), rows)
 
 
-def test_other_errors_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_forward, "forward", failing(RuntimeError("a bug")))
     graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]], device=DEVICE), 2, 1)
     rows = torch.randn(2, 4, device=DEVICE)

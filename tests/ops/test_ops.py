@@ -36,9 +36,7 @@ def gradients(layer: Layer, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("backend", ["numba", "reference"])
-def test_gradients_are_those_of_finite_differences(
-    backend: str, score: str, context: str, masked: bool
-) -> None:
+def test_gradients_equal_finite_differences(backend: str, score: str, context: str, masked: bool) -> None:
     x, y, graph, mask = layer_inputs("duplicates", 4, torch.float64)
 
     def layer(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,7 +56,7 @@ def test_gradients_are_those_of_finite_differences(
         ("transe", "relation", True, True, "float32", False),
     ],
 )
-def test_operator_is_registered_well(
+def test_operator_registration(
     score: str, context: str, masked: bool, residual: bool, rows: str, differentiable: bool
 ) -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
@@ -68,7 +66,7 @@ def test_operator_is_registered_well(
 
 
 @pytest.mark.parametrize(("score", "rows"), [("transe", "float32"), ("distmult", "bfloat16")])
-def test_backward_operator_is_registered_well(score: str, rows: str) -> None:
+def test_backward_operator_registration(score: str, rows: str) -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     plan = list(graph.plan)
     outputs = ops._context_layer(x, y, plan, mask, score, "both", True, rows, "numba")
@@ -135,7 +133,7 @@ def test_auto_is_numba_on_the_cpu() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])
-def test_inputs_stay_as_they_are(backend: str) -> None:
+def test_inputs_are_not_modified(backend: str) -> None:
     x, y, graph, mask = layer_inputs("hubs", 5, torch.float32)
     before = [t.clone() for t in (x, y, mask, *graph.plan)]
     rows = context_layer(x, y, graph, context="entity", mask=mask, backend=backend)
@@ -224,7 +222,7 @@ def test_weights(name: str, score: str, masked: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])
-def test_weights_make_the_layer(backend: str) -> None:
+def test_weights_reproduce_the_layer(backend: str) -> None:
     x, y, graph, mask = layer_inputs("duplicates", 7, torch.float64)
     heads, relations, tails = graph.context_triples
     alpha, beta = context_weights(x, y, graph, mask=mask, backend=backend)
@@ -335,7 +333,7 @@ def test_wrong_arguments_are_refused(call: Any, change: dict[str, Any], message:
 
 @pytest.mark.parametrize("name", ["entities", "relations", "graph", "mask"])
 @pytest.mark.parametrize("call", [context_layer, context_weights])
-def test_arguments_of_other_kinds_are_refused(call: Any, name: str) -> None:
+def test_arguments_of_wrong_types_are_refused(call: Any, name: str) -> None:
     x, y, graph, mask = layer_inputs("degrees", 4, torch.float32)
     arguments = {"entities": x, "relations": y, "graph": graph, "mask": mask} | {name: x.numpy()}
     wanted = "ContextGraph" if name == "graph" else r"torch\.Tensor"
@@ -349,7 +347,7 @@ def test_a_wrong_context_is_refused() -> None:
         context_layer(x, y, graph, context="none")
 
 
-def test_a_graph_elsewhere_is_refused() -> None:
+def test_a_graph_on_another_device_is_refused() -> None:
     x, y, graph, _ = layer_inputs("degrees", 4, torch.float32)
     with pytest.raises(ValueError, match=r"^graph: got device meta, wanted the entities', cpu"):
         context_layer(x, y, graph.to("meta"))
@@ -368,7 +366,7 @@ def test_back_ends_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) 
         context_layer(x, y, graph, backend="triton")
 
 
-def test_other_devices_fall_back_on_the_reference() -> None:
+def test_other_devices_use_the_reference() -> None:
     x, y, graph, _ = layer_inputs("degrees", 4, torch.float32)
     new_x, new_y = context_layer(x.to("meta"), y.to("meta"), graph.to("meta"))
     assert (new_x.shape, new_y.shape) == (x.shape, y.shape)

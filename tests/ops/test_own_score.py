@@ -54,7 +54,7 @@ def test_a_layer_by_hand(backend: str) -> None:
     assert_close(beta[:2], torch.stack([first, second]))
 
 
-def test_its_gradient() -> None:
+def test_gradient() -> None:
     graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [1, 1, 2], [0, 1, 2], [2, 0, 0]]), 3, 2)
     x, y = random_rows(graph, 4, torch.float64)
     arguments = (x.requires_grad_(), y.requires_grad_())
@@ -79,7 +79,7 @@ def test_a_model_learns_with_it() -> None:
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_one_with_planes_is_read_as_transh_is() -> None:
+def test_a_score_with_planes_is_read_like_transh() -> None:
     register_score("planes-of-mine", dataclasses.replace(SCORES["transe"], planes=True))
     _, _, graph, _ = layer_inputs("degrees", 1, torch.float64)
     found = []
@@ -91,7 +91,7 @@ def test_one_with_planes_is_read_as_transh_is() -> None:
     assert_close(*found, slack=10)
 
 
-def test_the_fused_back_ends_say_that_they_lack_it() -> None:
+def test_fused_back_ends_refuse_the_score() -> None:
     x, y, graph, _ = layer_inputs("degrees", 4, torch.float32)
     for backend in set(BACKENDS) - {"auto", "reference"}:
         with pytest.raises(ValueError, match=f"got '{backend}', wanted 'reference', which alone has score"):

@@ -57,7 +57,7 @@ def by_definition(
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("name", ["degrees", "duplicates", "sparse", "hub"])
-def test_it_is_its_definition(name: str, context: str, masked: bool, backend: str) -> None:
+def test_equals_its_definition(name: str, context: str, masked: bool, backend: str) -> None:
     x, y, graph, mask = inputs(name)
     chosen = mask if masked else None
     actual = layer_results(x, y, graph, score="transh", context=context, mask=chosen, backend=backend)
@@ -73,7 +73,7 @@ def test_it_is_its_definition(name: str, context: str, masked: bool, backend: st
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_its_gradient(backend: str, context: str) -> None:
+def test_gradient(backend: str, context: str) -> None:
     triples = torch.tensor([[0, 0, 1], [1, 1, 2], [0, 1, 2], [2, 0, 0], [0, 0, 1], [1, 1, 1]])
     graph = ContextGraph.from_triples(triples, 4, 2)
     random = torch.Generator().manual_seed(1)
@@ -99,7 +99,7 @@ def test_sums_alone_and_half_width_rows(backend: str, context: str) -> None:
         assert_close(got, wanted)
 
 
-def test_normals_stay_as_they_are_in_every_type() -> None:
+def test_normals_are_unchanged_in_every_dtype() -> None:
     x, y, graph, mask = inputs("degrees")
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         rows = x.to(dtype), y.to(dtype)
@@ -111,7 +111,7 @@ def test_normals_stay_as_they_are_in_every_type() -> None:
         assert_bitwise_equal(actual[1][:, D:], rows[1][:, D:])
 
 
-def test_weights_are_those_of_the_layer() -> None:
+def test_weights_equal_the_layers_weights() -> None:
     x, y, graph, mask = inputs("duplicates")
     alpha, beta = context_weights(x, y, graph, score="transh", mask=mask)
     h, r, t = graph.context_triples
@@ -132,7 +132,7 @@ def test_compiled_equals_eager() -> None:
         assert_bitwise_equal(actual, wanted)
 
 
-def test_some_rows_are_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_rows_equal_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "CUTTING", 0)
     x, y, graph, mask = inputs("degrees")
     ids = torch.tensor([2, 40, 2])
@@ -155,7 +155,7 @@ def test_a_zero_length_has_gradient_zero() -> None:
         assert not gradient.any()
 
 
-def test_no_gpu_kernel_has_it() -> None:
+def test_gpu_back_end_refuses_planes() -> None:
     assert set(BUILT_IN) - set(FUSED) == {"transh"}
     x, y, graph, _ = inputs("degrees", torch.float32)
     message = "^backend: got 'triton', wanted 'numba' or 'reference', which have score 'transh'$"
@@ -166,7 +166,7 @@ def test_no_gpu_kernel_has_it() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_of_no_numbers(backend: str) -> None:
+def test_rows_of_width_zero(backend: str) -> None:
     triples = torch.tensor([[0, 0, 1]]).repeat(2000, 1)
     graph = ContextGraph.from_triples(triples, 3, 2)
     results = layer_results(torch.zeros(3, 0), torch.zeros(4, 0), graph, score="transh", backend=backend)
@@ -175,7 +175,7 @@ def test_rows_of_no_numbers(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("d", [5, 64])
-def test_a_gradient_of_normals_that_is_no_number_stays_where_it_is(d: int, backend: str) -> None:
+def test_a_nan_gradient_of_normals_stays_in_its_row(d: int, backend: str) -> None:
     graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1], [1, 1, 2], [2, 0, 0]]), 3, 2)
     random = torch.Generator().manual_seed(0)
     x, y, g, q = (torch.randn(n, d * m, generator=random) for n, m in ((3, 1), (4, 2), (3, 1), (4, 2)))
@@ -187,7 +187,7 @@ def test_a_gradient_of_normals_that_is_no_number_stays_where_it_is(d: int, backe
     assert (~grad_y.isfinite()).nonzero().tolist() == [[0, d]]
 
 
-def test_auto_takes_the_passes_of_the_cpu() -> None:
+def test_auto_uses_numba_on_the_cpu() -> None:
     x, y, graph, mask = inputs("degrees", torch.float32)
     options: dict[str, Any] = {"score": "transh", "mask": mask}
     fused = layer_results(x, y, graph, backend="numba", **options)
@@ -195,7 +195,7 @@ def test_auto_takes_the_passes_of_the_cpu() -> None:
         assert_bitwise_equal(actual, fused[name], name=name)
 
 
-def test_widths_that_do_not_fit() -> None:
+def test_wrong_widths_are_refused() -> None:
     x, y, graph, _ = inputs("degrees", torch.float32)
     message = r"^relations: got width 5 and torch.float32, wanted twice the width of the entities and their"
     with pytest.raises(ValueError, match=message):

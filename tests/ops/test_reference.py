@@ -46,7 +46,7 @@ def test_transe_by_hand() -> None:
 
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])
-def test_a_mask_leaves_a_triple_and_its_inverse_out(score: str) -> None:
+def test_a_mask_removes_a_triple_and_its_inverse(score: str) -> None:
     x, y = [[1.0], [0.5], [0.25], [5.0]], [[2.0], [-2.0]]
     new_x, new_y = fork(x, y, score=score, mask=torch.tensor([True, False]))
 
@@ -59,7 +59,7 @@ def test_a_mask_leaves_a_triple_and_its_inverse_out(score: str) -> None:
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_one_context_leaves_the_other_table(score: str) -> None:
+def test_one_context_leaves_the_other_table_unchanged(score: str) -> None:
     x, y = [[1.0, 0.0], [0.5, 2.0], [0.25, 1.0], [5.0, 4.0]], [[2.0, 3.0], [-2.0, 0.5]]
     both_x, both_y = fork(x, y, score=score)
     entity_x, entity_y = fork(x, y, score=score, context="entity")
@@ -168,7 +168,7 @@ def test_softmax_of_segments(shift: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_float_type_comes_back(dtype: torch.dtype) -> None:
+def test_results_keep_the_float_dtype(dtype: torch.dtype) -> None:
     x, y, graph, mask = layer_inputs("degrees", 8, dtype)
     new_x, new_y = context_layer(x, y, graph, mask=mask, backend="reference")
     exact = context_layer(x.double(), y.double(), graph, mask=mask, backend="reference")
@@ -179,7 +179,7 @@ def test_every_float_type_comes_back(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("score", SCORES)
-def test_inverses_have_rows_of_their_own(score: str) -> None:
+def test_inverses_have_separate_rows(score: str) -> None:
     x, y, graph, _ = layer_inputs("degrees", 4, torch.float64)
     other = y.clone()
     other[graph.num_relations :] += 1

@@ -62,7 +62,7 @@ def test_sums_and_their_gradients_equal_the_reference(backend: str, score: str, 
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("backend", ["numba", "reference", pytest.param("triton", marks=pytest.mark.full)])
-def test_float64_sums_are_what_rows_gain(backend: str, context: str) -> None:
+def test_float64_sums_equal_the_change_of_the_rows(backend: str, context: str) -> None:
     x, y, graph, mask = layer_inputs("duplicates", 5, torch.float64, DEVICES.get(backend, "cpu"))
     whole = layer_results(x, y, graph, backend=backend, context=context, mask=mask)
     only = layer_results(x, y, graph, backend=backend, context=context, mask=mask, residual=False)
@@ -84,7 +84,7 @@ def test_sums_of_16_bit_rows(backend: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("backend", ["numba", "reference", "triton"])
-def test_rows_without_a_live_triple_gain_nothing(backend: str) -> None:
+def test_rows_without_a_live_triple_have_zero_sums(backend: str) -> None:
     device = DEVICES.get(backend, "cpu")
     x, y, graph, _ = layer_inputs("duplicates", 4, torch.float32, device)
     none = ContextGraph.from_triples(graph.triples[:0], graph.num_entities, graph.num_relations)
@@ -110,7 +110,7 @@ def test_gradients_of_sums_in_any_order_and_mode() -> None:
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("backend", ["numba", "reference"])
-def test_no_result_is_an_argument(backend: str, context: str) -> None:
+def test_results_do_not_alias_arguments(backend: str, context: str) -> None:
     x, y, graph, _ = layer_inputs("duplicates", 5, torch.float32)
     before = x.clone(), y.clone()
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_no_result_is_an_argument(backend: str, context: str) -> None:
     assert torch.equal(y, before[1])
 
 
-def test_a_score_is_named() -> None:
+def test_a_score_must_be_a_name() -> None:
     x, y, graph, _ = layer_inputs("duplicates", 5, torch.float32)
     with pytest.raises(TypeError, match="score: got 3, wanted its name"):
         context_layer(x, y, graph, score=3)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def results(
 @pytest.mark.parametrize("backend", ["numba", "reference"])
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("name", CPU_GRAPHS)
-def test_some_rows_have_the_bits_of_all(name: str, score: str, backend: str) -> None:
+def test_some_rows_have_the_bits_of_the_whole_layer(name: str, score: str, backend: str) -> None:
     for dtype in (torch.float64, torch.float32):
         x, y, graph, masked = layer_inputs(name, D, dtype)
         # a hub, one entity twice, the last entity, and some others
@@ -73,14 +73,14 @@ def test_some_rows_have_the_bits_of_all(name: str, score: str, backend: str) -> 
                     assert_close(got, wanted, name=which)
 
 
-def test_rows_that_nothing_is_read_for() -> None:
+def test_rows_without_triples() -> None:
     x, y, graph, _ = layer_inputs("degrees", D, torch.float64)
     lonely = torch.tensor([0, 0])  # relation and entity 0 have no triple
     for rows in (lonely, lonely[:0]):
         assert_bitwise_equal(some_rows(x, y, graph, rows), x[rows])
 
 
-def test_rows_that_read_much_are_left_to_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_with_many_triples_use_the_whole_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     _, _, graph, _ = layer_inputs("hubs", D, torch.float64)
     monkeypatch.setattr(rows_module, "CUTTING", 80)
     hub = torch.tensor([0])  # has a fourth of the context triples, and is an end of half of the raw triples
@@ -89,7 +89,7 @@ def test_rows_that_read_much_are_left_to_the_whole_layer(monkeypatch: pytest.Mon
     assert part_of(graph, torch.tensor([0, 1]), 128) is None, "they read half, which all raw triples have"
 
 
-def test_tables_of_16_bits_are_refused() -> None:
+def test_16_bit_tables_are_refused() -> None:
     x, y, graph, _ = layer_inputs("degrees", D, torch.float64)
     with pytest.raises(ValueError, match=r"wanted both torch\.float32"):
         some_rows(x.bfloat16(), y.bfloat16(), graph, torch.tensor([1]))

@@ -33,7 +33,7 @@ def triple(columns: int, count: int) -> list[tuple[Tensor, ...]]:
 
 
 @pytest.mark.parametrize("name", [*FUSED, "crossed"])
-def test_a_blocks_gradients_are_those_of_its_functions(name: str) -> None:
+def test_gradients_of_a_block_match_its_functions(name: str) -> None:
     """Tests each part of dL/dpsi, alpha g and beta q alone, so that two errors cannot cancel."""
     block: Any = Crossed if name == "crossed" else BLOCKS[name]
     h, r, t, g, q = triple(block.columns, 5)
@@ -70,12 +70,12 @@ def test_a_users_block_runs_in_numba(context: str, dtype: torch.dtype) -> None:
             assert_close(actual, expected[table], name=f"{table} of {name}", slack=4.0)
 
 
-def test_the_public_names_are_there() -> None:
+def test_public_names_exist() -> None:
     assert lightcake_fast.register_score is register_score
     assert lightcake_fast.Score is Score
 
 
-def test_the_same_again_is_no_error_and_another_is() -> None:
+def test_registering_twice_is_allowed_only_for_the_same_score() -> None:
     register_score("crossed", Crossed)
     register_score("crossed", Crossed)
     message = r"^name: got '\w+', which is taken for good: wanted none of distmult, "
@@ -99,7 +99,7 @@ def test_a_plain_score_can_be_replaced() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", "a:b:c", ":x", "x:", "1st"])
-def test_names_that_are_none(name: str) -> None:
+def test_invalid_names_are_refused(name: str) -> None:
     with pytest.raises(InputError, match=r"^name: got"):
         register_score(name, Crossed)
 
@@ -162,12 +162,12 @@ def test_wrong_scores_are_refused(change: dict[str, Any], message: str) -> None:
         register_score(name, SCORES["distmult"])
 
 
-def test_nothing_is_no_score() -> None:
+def test_none_is_refused_as_a_score() -> None:
     with pytest.raises(InputError, match=r"^score 'wrong': columns: got None, wanted 1 or 2"):
         register_score("wrong", None)
 
 
-def test_a_width_that_is_no_multiple_is_refused() -> None:
+def test_a_width_must_be_a_multiple_of_the_columns() -> None:
     x, y, graph, _ = layer_inputs("degrees", 5, torch.float32)
     for backend in ("numba", "reference"):
         with pytest.raises(
@@ -177,14 +177,14 @@ def test_a_width_that_is_no_multiple_is_refused() -> None:
 
 
 @pytest.mark.parametrize("score", ["mine:TURN", "a.b_c:D1"])
-def test_what_a_module_names(score: str) -> None:
+def test_names_of_modules(score: str) -> None:
     assert named_by_module(score)
 
 
 @pytest.mark.parametrize(
     "score", ["distmult", "mine:", ":x", "a:b:c", "../mine:TURN", "mine:TURN.x", "a b:c"]
 )
-def test_what_no_module_names(score: str) -> None:
+def test_invalid_module_names_are_refused(score: str) -> None:
     assert not named_by_module(score)
     with pytest.raises(InputError, match="wanted MODULE:NAME"):
         import_score(score)
@@ -203,7 +203,7 @@ def test_a_score_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             import_score(wrong)
 
 
-def test_a_digest_knows_what_a_function_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_covers_everything_that_a_function_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     def digest() -> str | None:
         return cpu_blocks.digest_of(Crossed.psi, Crossed.psi_term)
 

@@ -102,7 +102,7 @@ def test_16_bit_rows_have_float32_sums(backend: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_segment_with_nothing_left_is_zero(backend: str) -> None:
+def test_a_completely_masked_segment_is_zero(backend: str) -> None:
     scores, values, segments, mask = example(16, torch.float32, DEVICES[backend])
     mask[:] = True
     sums, weights = segment_softmax_aggregate(
@@ -159,7 +159,7 @@ def test_any_segments(data: st.DataObject, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_gradients_by_differences(backend: str) -> None:
+def test_gradients_equal_finite_differences(backend: str) -> None:
     scores, values, segments, mask = example(3, torch.float64, DEVICES[backend], (0, 1, 5))
     scores, values = scores.requires_grad_(), values.requires_grad_()
 
@@ -171,7 +171,7 @@ def test_gradients_by_differences(backend: str) -> None:
 
 @pytest.mark.parametrize("with_weights", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_op_is_registered_rightly(backend: str, with_weights: bool) -> None:
+def test_op_registration(backend: str, with_weights: bool) -> None:
     scores, values, segments, _ = example(16, torch.float32, DEVICES[backend])
     torch.library.opcheck(
         torch.ops.lightcake_fast.segment_softmax_aggregate.default,
@@ -361,7 +361,7 @@ def test_heads_equal_the_reference(backend: str, heads: int, width: int, dtype: 
         assert_close(actual, expected[name], name=name)
 
 
-def test_each_head_is_as_if_alone() -> None:
+def test_each_head_equals_a_separate_call() -> None:
     scores, values, segments, mask = with_heads(3, 5, torch.float64)
     sums, weights = segment_softmax_aggregate(
         scores, values, segments, mask, return_weights=True, backend="reference"
@@ -375,7 +375,7 @@ def test_each_head_is_as_if_alone() -> None:
 
 
 @pytest.mark.parametrize("backend", ["numba", pytest.param("triton", marks=pytest.mark.full)])
-def test_gradients_of_heads_by_differences(backend: str) -> None:
+def test_gradients_of_heads_equal_finite_differences(backend: str) -> None:
     _, _, segments, _ = example(2, torch.float64, DEVICES[backend], (0, 1, 4))
     random = torch.Generator().manual_seed(2)
     scores = torch.randn(5, 2, generator=random, dtype=torch.float64).to(segments.device)

@@ -50,7 +50,7 @@ OPERATORS = pytest.mark.parametrize(
 
 @OPERATORS
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_every_way_to_a_directional_derivative(operator: Any, rows: int, transform: Any) -> None:
+def test_directional_derivatives_in_every_mode(operator: Any, rows: int, transform: Any) -> None:
     x = torch.randn(rows, 8, dtype=torch.float64)
     step = 1e-6
     expected = (operator(x + step, "auto") - operator(x - step, "auto")) / (2 * step)
@@ -77,7 +77,7 @@ def test_gradients_and_batches_of_torch_func(operator: Any, rows: int) -> None:
 
 
 @OPERATORS
-def test_second_derivatives_are_the_references_alone(operator: Any, rows: int) -> None:
+def test_only_the_reference_has_second_derivatives(operator: Any, rows: int) -> None:
     x = torch.randn(rows, 8, dtype=torch.float64, requires_grad=True)
 
     def twice(backend: str) -> Tensor:
@@ -90,7 +90,7 @@ def test_second_derivatives_are_the_references_alone(operator: Any, rows: int) -
         twice("numba")
 
 
-def test_nothing_is_refused_where_no_table_has_a_tangent() -> None:
+def test_calls_without_tangents_are_accepted() -> None:
     x = torch.randn(6, 8)
     with forward_ad.dual_level():
         assert_bitwise_equal(layer(x, "numba"), layer(x, "auto"))
@@ -119,7 +119,7 @@ def test_autocast_casts_tables_of_two_types_first(backend: str, narrow: str) -> 
         context_layer(x, y.bfloat16(), GRAPH, backend=backend)
 
 
-def test_autocast_takes_what_a_linear_layer_gives() -> None:
+def test_autocast_accepts_the_output_of_a_linear_layer() -> None:
     linear = torch.nn.Linear(8, 8)
     with torch.autocast("cpu", torch.bfloat16):
         entities = linear(torch.randn(6, 8))
@@ -133,7 +133,7 @@ def test_autocast_takes_what_a_linear_layer_gives() -> None:
     assert gradient.abs().max() > 0
 
 
-def test_autocast_leaves_float64_alone() -> None:
+def test_autocast_keeps_float64() -> None:
     x, y = torch.randn(6, 8, dtype=torch.float64), RELATIONS
     with torch.autocast("cpu", torch.bfloat16):
         tables = context_layer(x, y, GRAPH)
