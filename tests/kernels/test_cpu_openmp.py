@@ -1,6 +1,6 @@
-"""Idle threads of PyTorch's OpenMP sleep in a process that has loaded PyTorch before this package.
+"""Idle threads of PyTorch's OpenMP sleep, even in a process that loaded PyTorch before this package.
 
-GNU's library lets them where it has more threads than there are processors: its threads are counted here.
+GNU's library lets them sleep if it has more threads than there are processors. The tests count its threads.
 """
 
 import os
@@ -55,7 +55,7 @@ for _ in range(2):
 print(len(os.sched_getaffinity(0)))
 """)
     assert first == second
-    # one thread waits for no other
+    # a single thread never waits for others
     assert first - before == (0 if threads == 1 else max(0, processors + 1 - threads))
 
 
@@ -63,12 +63,12 @@ print(len(os.sched_getaffinity(0)))
     ("name", "value"),
     [("OMP_WAIT_POLICY", "active"), ("OMP_WAIT_POLICY", "passive"), ("GOMP_SPINCOUNT", "9")],
 )
-def test_a_choice_in_the_environment_stands(name: str, value: str) -> None:
+def test_a_setting_in_the_environment_is_respected(name: str, value: str) -> None:
     assert count("lightcake_fast.prepare_process(); print(added())", **{name: value}) == [0]
 
 
 @pytest.mark.parametrize("call", [LAYER, TRAIN, SEARCH], ids=["layer", "train", "search"])
-def test_what_computes_sees_to_it(call: str, tmp_path: Path) -> None:
+def test_layers_training_and_search_let_idle_threads_sleep(call: str, tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("two threads are more than one processor")
     code = f"torch.set_num_threads(2)\nprint(added())\n{call}\nprint(added())"

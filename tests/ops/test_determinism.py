@@ -46,12 +46,12 @@ def test_two_trainings_end_in_equal_bits(device: str, tmp_path: Path) -> None:
     assert_equal_runs(tmp_path / "first", tmp_path / "second")
 
 
-# gathers whose gradients add with atomics on a GPU: `functional.embedding` sorts instead
+# Backward functions of gathers that add with atomics on a GPU. `functional.embedding` sorts instead.
 WITH_ATOMICS = {"IndexSelectBackward0", "IndexBackward0", "GatherBackward0", "TakeBackward0"}
 
 
 def operations(loss: Tensor) -> set[str]:
-    """The names of the operations in a loss's gradient."""
+    """Return the names of the operations in a loss's gradient."""
     found, waiting = set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -62,7 +62,7 @@ def operations(loss: Tensor) -> set[str]:
 
 
 def losses_of(flags: dict[str, object]) -> list[Tensor]:
-    """The loss of a batch by one process and as a rank computes it."""
+    """Return the loss of a batch as computed by one process and as computed by a rank."""
     settings = config(**flags, label_smoothing=0.1, backend="auto", device="cpu")
     one, batch = Experiment(settings, DATA), torch.arange(50)
     rank = ShardedExperiment(settings, ShardData.of(DATA, np.zeros(DATA.num_entities, int), 0, 1), World())

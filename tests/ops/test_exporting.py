@@ -1,4 +1,4 @@
-"""The operators in programs of torch.export, which are also written and read."""
+"""The operators in programs of torch.export, also after saving and loading."""
 
 import io
 from collections.abc import Callable
@@ -36,7 +36,8 @@ def test_the_layer_over_a_graph_that_nothing_has_used(backend: str) -> None:
     x, y, graph, _ = layer_inputs("degrees", 8, torch.float32)
     program = Program(lambda x: context_layer(x, y, graph, backend=backend)[0])
     again = written_and_read(program, x)
-    assert_bitwise_equal(again(x), program(x))  # after it, as the export makes the order of work
+    # the program runs after the export, so the export builds the order of work
+    assert_bitwise_equal(again(x), program(x))
 
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])

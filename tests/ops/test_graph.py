@@ -326,7 +326,7 @@ def test_sizes_beyond_the_ids_dtype_are_refused(sizes: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("entities", (2**29, 1)), ("relations", (1, 2**29))])
-def test_what_kernels_cannot_number_is_refused(name: str, sizes: tuple[int, int]) -> None:
+def test_sizes_beyond_the_kernels_numbers_are_refused(name: str, sizes: tuple[int, int]) -> None:
     graph = ContextGraph.from_triples([], *sizes)
     with pytest.raises(InputError, match=rf"^{name}: expected fewer than 536,870,912 .* 'triton', got 536,"):
         _ = graph.gpu_plan

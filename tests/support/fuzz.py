@@ -71,7 +71,8 @@ def cases(
     dtype, scale = draw(st.sampled_from(DTYPES)), draw(st.sampled_from(SCALES))
     score = draw(st.sampled_from(scores))
     taken = [width for width in widths if width % score_named(score).columns == 0]
-    chosen = draw(st.sampled_from(rows))  # for every dtype, or a smaller case cannot have another dtype
+    # drawn for every dtype, because a smaller case could not change the dtype otherwise
+    chosen = draw(st.sampled_from(rows))
     return Case(
         entities,
         relations,

@@ -16,7 +16,7 @@ D = 6
 
 
 class Shifted(PlainModel):
-    """DistMult of rows that are the sum of two tables: a weight with a row per entity beside ``entities``."""
+    """DistMult with rows that are the sum of ``entities`` and a second weight with a row per entity."""
 
     def __init__(self, num_entities: int, num_relations: int, *, dim: int, **options: Any) -> None:
         super().__init__(num_entities, num_relations, dim=dim, score="distmult", **options)

@@ -1,4 +1,4 @@
-"""Processes that tests start: what waits for them, and what sends them a signal at a chosen step."""
+"""Helpers for tests that start processes: wait for them, and send them a signal at a chosen step."""
 
 import os
 import time
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import Popen
 
-HANG = 600  # seconds after which a process hangs: far beyond the delay on a loaded machine
+HANG = 600  # seconds after which a process counts as hung: far more than the delay on a loaded machine
 FILE_EVENTS = ("open", "os.chmod", "os.mkdir", "os.remove", "os.rename", "os.rmdir")
 
 _SITE = """
@@ -26,7 +26,7 @@ sys.addaudithook(hook)
 
 
 def until(condition: Callable[[], object], *processes: "Popen[str]") -> None:
-    """Wait until running processes have made a condition true."""
+    """Wait until running processes make a condition true."""
     end = time.monotonic() + HANG
     while not condition():
         assert all(process.poll() is None for process in processes), "a process ended too early"
@@ -35,14 +35,16 @@ def until(condition: Callable[[], object], *processes: "Popen[str]") -> None:
 
 
 def signalled(folder: Path, number: int, events: Sequence[str], text: str, count: int = 1) -> dict[str, str]:
-    """Variables of an environment in which Python sends a signal to itself: the load does not change when.
+    """Return environment variables that make Python send a signal to itself at an event.
+
+    The time of the signal does not depend on the load of the machine.
 
     Args:
         folder: Gets a `sitecustomize.py`, which Python imports first.
         number: The signal.
-        events: The audit events that are counted.
+        events: The audit events to count.
         text: Part of the first argument of these events.
-        count: The event before which the signal comes.
+        count: The signal is sent before the event with this number.
     """
     site = _SITE.format(events=tuple(events), text=text, count=count, number=int(number))
     (folder / "sitecustomize.py").write_text(site)

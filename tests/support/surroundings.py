@@ -1,4 +1,4 @@
-"""What a caller's code may have set when it calls this package."""
+"""Settings that a caller's code may have changed before it calls this package."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
