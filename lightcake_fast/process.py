@@ -1,6 +1,6 @@
-"""What makes a process fast on a CPU: threads that do not spin, memory that is kept, no denormals.
+"""Settings that make a process fast on a CPU: for its idle threads, its memory and its denormals.
 
-Imports nothing but the standard library: one of these settings must stand before PyTorch is loaded.
+This module imports only the standard library: the environment must be set before PyTorch is loaded.
 """
 
 import ctypes
