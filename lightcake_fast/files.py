@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
     Raises:
         OSError: The file cannot be written, with the error's own number; it is left as it was.
+        BaseException: A handler of signals raised it while the file was being written.
     """
     try:
         # a new folder, which no link in a folder from elsewhere can lead away from here
@@ -80,14 +82,43 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
             temporary = Path(folder) / path.name
             temporary.touch()
             mode = temporary.stat().st_mode
-            write(temporary)
-            temporary.chmod(mode)  # safetensors leaves files that only their owner can read
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+
+            def finish() -> None:
+                write(temporary)
+                temporary.chmod(mode)  # safetensors leaves files that only their owner can read
+                with temporary.open("rb+") as file:
+                    os.fsync(file.fileno())
+
+            _interruptibly(finish)
             temporary.replace(path)
     except OSError as error:
         problem = f"cannot be written ({error.strerror or error}); it is left as it was"
         raise OSError(error.errno, problem, str(path)) from error
+
+
+def _interruptibly(work: Callable[[], object]) -> None:
+    """Work in a thread, so that handlers of signals run in the main one, and may end it while it waits."""
+    if threading.current_thread() is not threading.main_thread():  # where no handler runs
+        work()
+        return
+    raised: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # raised below
+            raised.append(error)
+        finally:
+            done.set()
+
+    threading.Thread(
+        target=run, daemon=True
+    ).start()  # left behind, it does not keep the program from its end
+    while not done.wait(timeout=0.5):  # a signal that came to another thread is seen now
+        pass
+    if raised:
+        raise raised[0]
 
 
 def replace_text(path: Path, text: str) -> None:

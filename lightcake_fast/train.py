@@ -43,7 +43,8 @@ examples:
   python -m lightcake_fast.train --resume runs/mine --dataset moved/folder
   torchrun --nproc-per-node 4 -m lightcake_fast.train --dataset my/folder     by 4 processes (docs/scale.md)
 
-Flags that are not given take the preset's values for the data set and score. Ctrl-C and SIGTERM save first.
+Flags that are not given take the preset's values for the data set and score. Ctrl-C and SIGTERM save first;
+a third Ctrl-C aborts the save.
 Exit codes: 0 done, 1 out of memory or disk space (or another process is lost), 2 wrong input, 130 Ctrl-C,
 143 SIGTERM.
 """
@@ -271,7 +272,7 @@ def main(argv: Sequence[str]) -> int:
     runs = _with_seeds(explicit, seeds)
     # the same for all processes, none of which makes a folder before they have met
     begun = [each for each in runs if seeds and "out" in each and RunFolder.is_at(Path(each["out"]))]
-    with joined() as world, Interrupt() as interrupt:
+    with joined() as world, Interrupt(abortable=world is None) as interrupt:
         console = None if world is None or world.first else Console(quiet=True)
         if console is not None:
             warnings.simplefilter("ignore", DataWarning)  # the first process tells

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from lightcake_fast.metrics import Evaluation
 from lightcake_fast.train import main as train
 from lightcake_fast.training import loop
 from lightcake_fast.training.experiment import Experiment
+from lightcake_fast.training.interrupt import Interrupt
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.step import TrainingStep
 from tests.support.training_runs import EPOCHS, TINY, assert_equal_runs, metrics, resume, run, tensors
@@ -158,6 +160,57 @@ def test_more_signals_while_saving(unbroken: Path, tmp_path: Path) -> None:
             run(tmp_path / "run", *EPOCHS)
     assert resume(tmp_path / "run") == 0
     assert_equal_runs(tmp_path / "run", unbroken)
+
+
+def test_a_third_ctrl_c_aborts_a_save_and_leaves_the_old_checkpoint(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, main, over = tmp_path / "run", threading.main_thread(), threading.Event()
+    with at_step(2, send(signal.SIGTERM)), pytest.raises(SystemExit):
+        run(folder, *EPOCHS)
+    before = (folder / "last.safetensors").read_bytes()
+    made: list[Interrupt] = []
+
+    def interrupt(**options: Any) -> Interrupt:
+        made.append(Interrupt(**options))
+        return made[0]
+
+    def press(times: int) -> None:
+        signal.pthread_kill(main.ident or 0, signal.SIGINT)
+        while made[0].presses < times:
+            over.wait(0.01)
+
+    def endless(file: int) -> None:
+        press(2)
+        assert "a save is under way" in capfd.readouterr().err
+        press(3)
+        over.wait()
+
+    def press_on() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(os, "fsync", endless)
+
+    command = importlib.import_module("lightcake_fast.train")
+    monkeypatch.setattr(command, "Interrupt", interrupt)
+    with at_step(1, press_on), pytest.raises(SystemExit) as stop:
+        resume(folder)
+    over.set()
+    monkeypatch.undo()
+    assert stop.value.code == 130
+    assert "the previous checkpoint is intact" in capfd.readouterr().err
+    assert (folder / "last.safetensors").read_bytes() == before
+    assert resume(folder) == 0
+    assert_equal_runs(folder, unbroken)
+
+
+@pytest.mark.parametrize("abortable", [True, False])
+def test_ctrl_c_of_several_ranks_and_sigterm_never_cut_a_save_off(abortable: bool) -> None:
+    number = signal.SIGTERM if abortable else signal.SIGINT
+    with Interrupt(abortable=abortable) as interrupt:
+        interrupt.defer()
+        for _ in range(5):
+            os.kill(os.getpid(), number)
+    assert interrupt.signal == number
 
 
 def test_a_signal_before_training_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
