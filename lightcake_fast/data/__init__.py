@@ -37,23 +37,27 @@ def load_dataset(
     """Load a data set by name, from a folder or from a file.
 
     Args:
-        dataset: `family`, `family:PEOPLE` or `family:PEOPLE:SEED` (generated, see `family`); `fb15k-237`,
-            `wn18rr`, `nell995` or `ddb14`, whatever their case; the path of a folder (see `read_folder`); or
-            of a file with all triples (see `KnowledgeGraph.from_triples`), which are split by chance. A
-            folder with one of these names needs a path with a slash: `./wn18rr`.
-        data_dir: Folder with the public data sets' folders in it, looked at first; then come
-            `$LIGHTCAKE_FAST_DATA`, the user's cache folder, and a download into the latter.
-        split: Shares of train, valid and test for a file; None takes ".8,.1,.1".
+        dataset: A name or a path. `family`, `family:PEOPLE` and `family:PEOPLE:SEED` are generated (see
+            `family`). `fb15k-237`, `wn18rr`, `nell995` and `ddb14` are public data sets, in any case. A path
+            leads to a folder (see `read_folder`) or to a file with all triples (see
+            `KnowledgeGraph.from_triples`), which are split at random. A folder with one of these names needs
+            a path with a slash: `./wn18rr`.
+        data_dir: Folder that holds the folders of the public data sets. It is searched first, then
+            `$LIGHTCAKE_FAST_DATA`, then the user's cache folder. A missing data set is downloaded into the
+            cache folder.
+        split: Shares of train, valid and test for a file; None means ".8,.1,.1".
         strip: Trim names (see `read_folder`).
-        header: Whether the first row of your own file, or of each file of your own folder, is a header (see
-            `read_folder`).
+        header: Whether the first row of a file, or of each file of a folder, is a header (see `read_folder`).
+            Not for public and generated data sets.
 
     Raises:
-        InputError: There is no such data set, it cannot be downloaded, or its files are wrong.
+        InputError: The data set is unknown, cannot be downloaded, or has wrong files.
     """
     path = Path(dataset).expanduser()
     if split is not None and not path.is_file():
-        raise InputError(f"split: got {split!r} for {dataset!r}, wanted it for a file of triples alone")
+        raise InputError(
+            f"split: expected None for {dataset!r}, got {split!r}: leave it out, only a file is split"
+        )
     name = dataset.lower()
     if name.partition(":")[0] == "family" or name in PUBLIC_DATASETS:
         check_no_header(name, header)
@@ -67,16 +71,18 @@ def load_dataset(
     if not path.is_dir():
         names = ["family", *PUBLIC_DATASETS]
         raise InputError(
-            f"no data set {dataset!r}: wanted one of {', '.join(names)}, or the path of a folder "
-            f"or file{did_you_mean(name, names)}"
+            f"dataset: expected one of {', '.join(names)}, or the path of a folder or file, "
+            f"got {dataset!r}: correct the name or path{did_you_mean(name, names)}"
         )
     return read_folder(path, strip=strip, header=header)
 
 
 def _generate(name: str) -> KnowledgeGraph:
-    """The genealogy that `family[:PEOPLE[:SEED]]` asks for."""
+    """Generate the genealogy `family[:PEOPLE[:SEED]]`."""
     numbers = name.split(":")[1:]
     if len(numbers) > 2 or not all(re.fullmatch("[0-9]{1,9}", number) for number in numbers):
-        raise InputError(f"no data set {name!r}: wanted family, family:PEOPLE or family:PEOPLE:SEED")
+        raise InputError(
+            f"dataset: expected family, family:PEOPLE or family:PEOPLE:SEED, got {name!r}: give whole numbers"
+        )
     keywords = dict(zip(("people", "seed"), map(int, numbers), strict=False))
     return family(**keywords)

@@ -21,21 +21,21 @@ examples:
 
 
 def make_parser() -> ArgumentParser:
-    """The parser of the command's flags."""
+    """Make the command's parser."""
     parser = ArgumentParser("python -m lightcake_fast.data", DESCRIPTION, EPILOG)
     names = ", ".join(PUBLIC_DATASETS)
     parser.add_argument(
         "dataset",
         metavar="DATASET",
-        help=f"family, family:PEOPLE[:SEED], {names}, a folder with train, valid and test files, or a file",
+        help=f"family, family:PEOPLE[:SEED], {names}, or the path of a folder or file",
     )
     add_reading_flags(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table (default: table)")
     return parser
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the statistics of the data set that the arguments name."""
+    """Print the statistics of a data set."""
     options = make_parser().parse_args(argv)
     reading = {name: getattr(options, name) for name in ("data_dir", "split", "strip", "header")}
     data = load_dataset(options.dataset, **reading)

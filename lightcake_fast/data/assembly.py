@@ -1,4 +1,4 @@
-"""Names become a knowledge graph: ids of 32 bits block by block, each triple once, every relation trained."""
+"""Make a knowledge graph from names: 32-bit ids, distinct triples, and a check of the relations."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from lightcake_fast.data.splitting import SHARES, split_triples
 from lightcake_fast.data.table import Table
 from lightcake_fast.errors import InputError
 
-_REMAINDERS = 4_000_037  # a prime: far more than the triples that a split holds twice
+_REMAINDERS = 4_000_037  # a prime, far larger than the usual number of duplicates
 
 Ids = NDArray[np.int32]
 
@@ -30,21 +30,21 @@ def assemble(
     shares: Sequence[float] = SHARES,
     seed: int = 0,
 ) -> KnowledgeGraph:
-    """Number the names of train, valid and test, drop what a split holds twice, and check.
+    """Number the names of train, valid and test, drop duplicates, and check the result.
 
     Args:
         name: Name of the data set.
-        sources: One for each split, or one that is to be split; each is read once.
-        entity_ids: Ids of the entities' names, in their order; None numbers them by first appearance.
+        sources: One source per split, or a single source to split at random. Each is read once.
+        entity_ids: Id per entity name, in the order of the ids; None numbers entities by first appearance.
         relation_ids: The same for relations.
-        ids_from: Where these come from, for messages.
+        ids_from: Origin of these ids, for messages.
         strip: Trim names (see `trim`).
-        shares: Of the splits, if there is one source.
-        seed: Of the draw, if there is one source.
+        shares: Shares of the splits, for a single source.
+        seed: Seed of the random split, for a single source.
 
     Raises:
-        InputError: A split is empty, a name is not in the ids given or holds a tab, a line break or a NUL, or
-            a relation has no training triple.
+        InputError: A split is empty. A name is missing in the given ids, or contains a tab, a line break or
+            a NUL. A relation has no training triple.
     """
     tables = big_tables(sources) if entity_ids is None and relation_ids is None and not strip else []
     if tables:
@@ -54,7 +54,7 @@ def assemble(
         relations = _by_appearance() if relation_ids is None else relation_ids
         triples = [_number(source, entities, relations, ids_from, strip) for source in sources]
         names = tuple(entities), tuple(relations)
-        del entities, relations  # as large as everything that follows
+        del entities, relations  # as large as all later arrays
         for kind, group in zip(("entities", "relations"), names, strict=True):
             check_encoding(kind, group)
     check_unbroken(sources, triples, *names)
@@ -63,15 +63,13 @@ def assemble(
     notes += chain.from_iterable(source.notes() for source in sources)
     _check_trained(sources, triples, names[1])
     counts = [len(rows) for rows in triples]
-    for index in range(
-        len(triples)
-    ):  # each in the place of the one before it: they may be as large as memory
+    for index in range(len(triples)):  # replace each array at once: two copies may not fit into memory
         triples[index] = drop_duplicates(triples[index], *sizes)
     dropped = [count - len(rows) for count, rows in zip(counts, triples, strict=True)]
     if len(triples) == 1:
         triples, told = split_triples(triples[0], *sizes, shares, seed)
         notes += told
-        dropped += [0, 0]  # before they were split
+        dropped += [0, 0]  # duplicates were dropped before the split
     else:
         notes += _held_elsewhere(triples, *sizes)
     duplicates = dict(zip(SPLITS, dropped, strict=True))
@@ -80,7 +78,7 @@ def assemble(
 
 
 def _held_elsewhere(triples: Sequence[Ids], num_entities: int, num_relations: int) -> list[str]:
-    """What valid and test have that a split before them has: a model has seen the answer."""
+    """Notes on triples of valid and test that an earlier split contains too: label leakage."""
     notes = []
     for place in (1, 2):
         own = triples[place]
@@ -92,14 +90,14 @@ def _held_elsewhere(triples: Sequence[Ids], num_entities: int, num_relations: in
         again = len(both) - len(drop_duplicates(both, num_entities, num_relations))
         if again:
             before = " or ".join(SPLITS[:place])
-            notes.append(f"{SPLITS[place]}: {again:,} of {len(own):,} triples are in {before} as well")
+            notes.append(f"{SPLITS[place]}: {again:,} of {len(own):,} triples are also in {before}")
     return notes
 
 
 def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:
-    """The distinct rows of ids `[T, 3]`, in the order in which each first appears."""
+    """Keep the distinct rows of ids `[T, 3]`, in order of first appearance."""
     if num_entities**2 * num_relations >= 2**63:
-        order = np.lexsort(triples.T)  # stable: among equal rows the first stays first
+        order = np.lexsort(triples.T)  # a stable sort keeps the first of equal rows first
         in_order = triples[order]
         repeated = np.zeros(len(triples), dtype=bool)
         repeated[order[1:]] = (in_order[1:] == in_order[:-1]).all(axis=1)
@@ -108,14 +106,14 @@ def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:
     keys = _keys(triples, *sizes)
     keys.sort()
     again = np.unique(keys[1:][keys[1:] == keys[:-1]])
-    del keys  # as large as what follows, here and below
+    del keys  # frees memory before the next large array, also below
     if not len(again):
         return triples
     maybe = np.zeros(_REMAINDERS, dtype=bool)
     maybe[again % _REMAINDERS] = True
     remainders = _keys(triples, *sizes)
     remainders %= _REMAINDERS
-    rows = np.flatnonzero(maybe[remainders])  # few, as a rule
+    rows = np.flatnonzero(maybe[remainders])  # usually few
     del remainders
     keys = _keys(triples[rows], *sizes)
     repeated = np.isin(keys, again)
@@ -127,7 +125,7 @@ def drop_duplicates(triples: Ids, num_entities: int, num_relations: int) -> Ids:
 
 
 def _keys(triples: Ids, num_entities: int, num_relations: int) -> NDArray[np.int64]:
-    """A number for each triple, equal for equal ones alone."""
+    """One number per triple: equal numbers mean equal triples."""
     keys = triples[:, 0].astype(np.int64)
     keys *= num_relations
     keys += triples[:, 1]
@@ -137,14 +135,14 @@ def _keys(triples: Ids, num_entities: int, num_relations: int) -> NDArray[np.int
 
 
 def _by_appearance() -> dict[str, int]:
-    """A dictionary that gives a new name the next number: one look-up a name, seen before or not."""
+    """A dictionary that gives each new name the next id, with one look-up per name."""
     ids: defaultdict[str, int] = defaultdict()
     ids.default_factory = ids.__len__
     return ids
 
 
 def _number_tables(tables: Sequence[Table]) -> tuple[list[Ids], tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Each table's triples as ids, `[T, 3]`, by first appearance, and the names of entities and relations."""
+    """Number by first appearance: ids `[T, 3]` per table, and the names of entities and relations."""
     entities, relations = Numbering(), Numbering()
     triples = []
     for table in tables:
@@ -169,7 +167,7 @@ def _number(
     ids_from: tuple[str, str],
     strip: bool,
 ) -> Ids:
-    """A split's triples as ids, `[T, 3]`."""
+    """Convert the triples of a split to ids `[T, 3]`."""
     blocks: list[Ids] = []
     done, start = 0, source.place(0)
     for names in source.read():
@@ -177,7 +175,9 @@ def _number(
             names[:] = map(trim, names)
             if "" in names:
                 row, column = divmod(names.index(""), 3)
-                raise InputError(f"{source.place(done + row)}: got a blank {FIELDS[column]}, wanted a name")
+                raise InputError(
+                    f"{source.place(done + row)}: expected a name, got a blank {FIELDS[column]}: add the name"
+                )
         rows = np.empty((len(names) // 3, 3), np.int32)
         rows[:, 1] = _look_up(names[1::3], relations, source, done, FIELDS[1:2], ids_from[1])
         del names[1::3]
@@ -189,27 +189,27 @@ def _number(
 
 
 def _concatenated(blocks: list[Ids], start: str) -> Ids:
-    """The blocks of a source's triples as one, if there are any; messages say where it starts."""
+    """Concatenate the blocks of a source; `start` is its first row, for the message."""
     if not blocks:
-        raise InputError(f"{start}: no triple, wanted at least one")
+        raise InputError(f"{start}: expected at least one triple, got none: add triples")
     return np.concatenate(blocks)
 
 
 def _look_up(
     names: list[str], ids: dict[str, int], source: Source, done: int, fields: tuple[str, ...], ids_from: str
 ) -> Ids:
-    """Ids of names, which are those of `fields` in turn; the first of them stands in row `done`."""
+    """Look up the ids of names, which cycle through `fields`; the first name is in row `done`."""
     try:
         return np.fromiter(map(ids.__getitem__, names), np.int32, len(names))
     except KeyError as error:
         name = error.args[0]
         row, column = divmod(names.index(name), len(fields))
-        problem = f"{fields[column]} {quote(name)} is not in {ids_from}"
+        problem = f"expected a {fields[column]} from {ids_from}, got {quote(name)}: add it there"
         raise InputError(f"{source.place(done + row)}: {problem}") from error
 
 
 def _check_trained(sources: Sequence[Source], triples: list[Ids], relations: tuple[str, ...]) -> None:
-    """Raise if valid or test has a relation that no training triple has: nothing could be learned of it."""
+    """Raise if a relation of valid or test has no training triple: a model cannot learn it."""
     trained = np.zeros(len(relations), dtype=bool)
     trained[triples[0][:, 1]] = True
     for source, rows in zip(sources[1:], triples[1:], strict=True):
@@ -217,4 +217,7 @@ def _check_trained(sources: Sequence[Source], triples: list[Ids], relations: tup
         if untrained.any():
             row = int(untrained.argmax())
             relation = quote(relations[rows[row, 1]])
-            raise InputError(f"{source.place(row)}: relation {relation} has no training triple")
+            raise InputError(
+                f"{source.place(row)}: expected a relation with a training triple, got {relation}: "
+                "add a training triple"
+            )

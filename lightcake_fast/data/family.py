@@ -1,10 +1,11 @@
-"""A genealogy made from a seed: a knowledge graph of any size that needs no file and no licence.
+"""A random genealogy: a knowledge graph of any size, without files or a licence.
 
-About five generations of lifelong couples, people who marry in, people who stay single; all kinship follows
-from who is whose parent and spouse. A fact tells what the head is to the tail (`father`: h is t's father) and
-is stated once, elder first; within a generation either may come first. Were the other direction stated too
-(`son`), almost every held-out fact would have its inverse in training: the leak for which FB15k and WN18 were
-given up. Records are incomplete, those of near kin the least: the other facts are in no split.
+The population has about five generations. Couples stay together for life, some people marry into the family,
+and some stay single. Parents and spouses determine all other kinship. A fact says how the head is related to
+the tail (`father`: h is the father of t). Each fact is stated once. The head is the elder person; within a
+generation the order is random. With both directions (`father` and `son`), almost every held-out fact would
+have its inverse in training. FB15k and WN18 were replaced because of this label leakage. Some facts are not
+recorded, and they are in no split. Facts about near kin are missing less often.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from lightcake_fast.errors import InputError
 DEFAULT_PEOPLE = 1500
 MIN_PEOPLE = 20
 
-# What the head is to the tail, if a man and if a woman. Where two kinships hold, the earlier line counts.
+# The relation for a male and for a female head. If two kinships hold, the earlier line is used.
 KINSHIP = {
     "parent": ("father", "mother"),
     "spouse": ("husband", "wife"),
@@ -35,13 +36,13 @@ NEAR = ("parent", "spouse", "sibling")
 SAME_GENERATION = ("spouse", "sibling", "cousin", "sibling_in_law")
 RELATIONS = tuple(dict.fromkeys(name for names in KINSHIP.values() for name in names))
 
-GENERATIONS = 5  # sizes the founders' generation; how many there are in the end is chance
+GENERATIONS = 5  # sets the number of founders; the final number of generations is random
 CHILDREN_SHARES = (0.10, 0.18, 0.27, 0.22, 0.13, 0.06, 0.03, 0.01)  # couples with 0, 1, 2, ... children
 SINGLE_SHARE = 0.15
-NEWCOMER_SHARE = 0.3  # of those who marry, at least: whoever finds nobody suitable marries a newcomer too
-NEAR_RECORDED_SHARE = 0.95  # of parents, spouses and siblings
-FAR_RECORDED_SHARE = 0.6  # of all other kin, who follow from the near ones in two to four steps
-HELD_OUT_SHARE = 0.1  # of the recorded facts, for valid and for test each
+NEWCOMER_SHARE = 0.3  # minimum among people who marry: people without a partner marry newcomers too
+NEAR_RECORDED_SHARE = 0.95  # for parents, spouses and siblings
+FAR_RECORDED_SHARE = 0.6  # for other kin, which follow from near kin in two to four steps
+HELD_OUT_SHARE = 0.1  # of the recorded facts, both for valid and for test
 
 MEN = ("Adam", "Carlos", "Dmitri", "Émile", "Farid", "Hiro", "Ivan", "João", "Kwame", "Nils", "Pavel")
 WOMEN = ("Aisha", "Chloé", "Daria", "Elena", "Hana", "Inês", "Jana", "Keiko", "Marta", "Olga", "Priya")
@@ -53,14 +54,14 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Genealogy:
-    """Parents and spouses. People are numbered in order of arrival; -1 stands for nobody known.
+    """Parents and spouses. Ids follow the order of creation; -1 means unknown.
 
     Attributes:
         male: Bool `[people]`.
         father: int64 `[people]`.
         mother: int64 `[people]`.
         spouse: int64 `[people]`.
-        generation: int64 `[people]`, from 0; a newcomer has that of the spouse.
+        generation: int64 `[people]`, from 0. Newcomers have the generation of their spouse.
     """
 
     male: NDArray[np.bool_]
@@ -71,19 +72,19 @@ class Genealogy:
 
 
 def family(people: int = DEFAULT_PEOPLE, seed: int = 0) -> KnowledgeGraph:
-    """Make a genealogy as a knowledge graph; equal arguments give equal graphs.
+    """Generate a genealogy as a knowledge graph. Equal arguments give equal graphs.
 
     Args:
-        people: Persons, all of them entities, some without a recorded fact.
-        seed: Seed of everything drawn.
+        people: Number of people. Each is an entity; some have no recorded fact.
+        seed: Seed of all random numbers.
 
     Raises:
-        InputError: Fewer than 20 people, or a negative seed.
+        InputError: `people` is below 20, or `seed` is negative.
     """
     if people < MIN_PEOPLE:
-        raise InputError(f"family: got {people} people, wanted at least {MIN_PEOPLE}")
+        raise InputError(f"family: expected at least {MIN_PEOPLE} people, got {people}: use more people")
     if seed < 0:
-        raise InputError(f"family: got seed {seed}, wanted 0 or more")
+        raise InputError(f"family: expected a seed of at least 0, got {seed}: use a non-negative seed")
     rng = np.random.default_rng(seed)
     tree = draw_genealogy(people, rng)
     triples = state_facts(tree, rng)
@@ -91,7 +92,7 @@ def family(people: int = DEFAULT_PEOPLE, seed: int = 0) -> KnowledgeGraph:
     share = np.where(near, NEAR_RECORDED_SHARE, FAR_RECORDED_SHARE)
     triples = triples[rng.random(len(triples)) < share]
     triples = triples[_shuffled(len(triples), rng)]
-    # the first fact of each relation goes to training: no relation may be held out altogether
+    # the first fact of each relation goes to training, because every relation needs a training triple
     first = np.unique(triples[:, 1], return_index=True)[1]
     triples = np.concatenate([np.delete(triples, first, axis=0), triples[first]])
     held_out = round(len(triples) * HELD_OUT_SHARE)
@@ -100,7 +101,7 @@ def family(people: int = DEFAULT_PEOPLE, seed: int = 0) -> KnowledgeGraph:
 
 
 def draw_genealogy(people: int, rng: np.random.Generator) -> Genealogy:
-    """Draw a population of exactly `people` persons, generation by generation."""
+    """Draw a population of exactly `people` people, one generation after another."""
     unknown = (np.full(people, _NOBODY, dtype=np.int64) for _ in range(4))
     tree = Genealogy(rng.random(people) < 0.5, *unknown)
     per_couple = float(np.dot(CHILDREN_SHARES, range(len(CHILDREN_SHARES))))
@@ -118,7 +119,7 @@ def draw_genealogy(people: int, rng: np.random.Generator) -> Genealogy:
 
 
 def state_facts(tree: Genealogy, rng: np.random.Generator) -> Ids:
-    """All facts as int64 `[T, 3]`: one for each two people who are kin."""
+    """All facts as int64 `[T, 3]`: one fact per pair of relatives."""
     pairs = find_kin(tree)
     kinship = np.repeat(np.arange(len(pairs)), [len(rows) for rows in pairs.values()])
     head, tail = np.concatenate(list(pairs.values())).T
@@ -133,13 +134,13 @@ def state_facts(tree: Genealogy, rng: np.random.Generator) -> Ids:
 
 
 def find_kin(tree: Genealogy) -> dict[str, Ids]:
-    """For each kinship the pairs int64 `[P, 2]` of (head, tail); a pair may come more than once."""
+    """Pairs int64 `[P, 2]` of (head, tail) per kinship. A pair may occur more than once."""
     child = np.flatnonzero(tree.father != _NOBODY)
     father = np.stack([tree.father[child], child], axis=1)
     parent = np.concatenate([father, np.stack([tree.mother[child], child], axis=1)])
     married = np.flatnonzero(tree.spouse != _NOBODY)
     spouse = np.stack([married, tree.spouse[married]], axis=1)
-    # couples are for life, so that the children of a father are those of the mother
+    # couples stay together, so a father and a mother have the same children
     sibling = _compose(father[:, ::-1], father)
     sibling = sibling[sibling[:, 0] != sibling[:, 1]]
     grandparent = _compose(parent, parent)
@@ -169,9 +170,9 @@ def _compose(left: Ids, right: Ids) -> Ids:
 
 
 def _marry(tree: Genealogy, native: Ids, count: int, rng: np.random.Generator) -> int:
-    """Marry a generation, in part to newcomers numbered from `count`; returns the new count."""
+    """Marry a generation, partly to newcomers with ids from `count`; return the new count."""
     willing = native[_shuffled(len(native), rng)]
-    if tree.generation[native[0]] > 0:  # a single founder would be kin to nobody
+    if tree.generation[native[0]] > 0:  # an unmarried founder would have no relatives
         willing = willing[: max(1, round(len(native) * (1 - SINGLE_SHARE)))]
     at_home = rng.random(len(willing)) >= NEWCOMER_SHARE
     men = willing[at_home & tree.male[willing]]
@@ -188,9 +189,9 @@ def _marry(tree: Genealogy, native: Ids, count: int, rng: np.random.Generator) -
 
 
 def _share_grandparent(tree: Genealogy, couples: Ids) -> NDArray[np.bool_]:
-    """Bool `[P]`: siblings and first cousins among the pairs."""
+    """Bool `[P]`: True for pairs of siblings or first cousins."""
     parents = np.stack([tree.father, tree.mother], axis=1)
-    # nobody's parents are nobody: the last row
+    # index -1 (unknown) selects the last row: unknown parents
     parents = np.concatenate([parents, [[_NOBODY, _NOBODY]]])
     grandparents = parents[parents[couples]].reshape(len(couples), 2, 4)
     his, hers = grandparents[:, 0, :, None], grandparents[:, 1, None, :]
@@ -201,7 +202,7 @@ def _share_grandparent(tree: Genealogy, couples: Ids) -> NDArray[np.bool_]:
 
 
 def _bear_children(tree: Genealogy, generation: int, count: int, rng: np.random.Generator) -> Ids:
-    """Children of a generation's couples, numbered from `count`: at least one, at most as fit."""
+    """Children of a generation's couples, with ids from `count`: at least one, and no more than remain."""
     husbands = np.flatnonzero(tree.male & (tree.spouse != _NOBODY) & (tree.generation == generation))
     children = np.searchsorted(np.cumsum(CHILDREN_SHARES)[:-1], rng.random(len(husbands)), "right")
     if not children.any():
@@ -214,7 +215,7 @@ def _bear_children(tree: Genealogy, generation: int, count: int, rng: np.random.
 
 
 def _names(tree: Genealogy, rng: np.random.Generator) -> tuple[str, ...]:
-    """Readable names, each once; children have their father's surname."""
+    """Distinct readable names. Children have the surname of their father."""
     draws = rng.random((2, len(tree.male)))
     surnames = (draws[0] * len(SURNAMES)).astype(np.int64)
     for generation in range(1, int(tree.generation.max()) + 1):
@@ -230,5 +231,5 @@ def _names(tree: Genealogy, rng: np.random.Generator) -> tuple[str, ...]:
 
 
 def _shuffled(count: int, rng: np.random.Generator) -> Ids:
-    """A permutation from `rng.random` alone, whose draws are the same in every numpy version."""
+    """A permutation. It uses only `rng.random`, which gives the same numbers in every numpy version."""
     return np.argsort(rng.random(count), kind="stable")

@@ -1,4 +1,4 @@
-"""Files of triples by their suffix: tab- or comma-separated text, and N-Triples."""
+"""File formats of triples, by suffix: tab-separated text, comma-separated text and N-Triples."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ _ESCAPE = re.compile(r"\\u([0-9A-Fa-f]{4})|\\U([0-9A-Fa-f]{8})")
 
 
 class CsvTable(Table):
-    """A comma-separated file; names with commas, quotes or line ends stand in double quotes."""
+    """A comma-separated file. Names with commas, quotes or line ends are in double quotes."""
 
     _separator: ClassVar[str] = ","
 
@@ -33,12 +33,15 @@ class CsvTable(Table):
             for row in rows:
                 first, line = line + 1, rows.line_num
                 names += self._row(row or [""], first)
-                self.blank_lines += range(first + 1, line + 1)  # of a name with line ends
+                self.blank_lines += range(first + 1, line + 1)  # a name with line ends spans several lines
                 if len(names) >= _ROWS:
                     yield names
                     names = []
         except csv.Error as error:
-            raise InputError(f"{self.path}:{rows.line_num}: no comma-separated values ({error})") from error
+            raise InputError(
+                f"{self.path}:{rows.line_num}: expected comma-separated values, got an error ({error}): "
+                "check the quotes"
+            ) from error
         if names:
             yield names
 
@@ -51,10 +54,10 @@ class CsvTable(Table):
 
 @dataclass
 class NTriples(Table):
-    """N-Triples: IRIs, without their angle brackets, and blank nodes are names.
+    """An N-Triples file. Names are blank nodes and IRIs without their angle brackets.
 
     Attributes:
-        literals: Statements about a literal so far: it is no entity, so they are left out.
+        literals: Number of skipped triples: a triple with a literal is skipped, because it is not an entity.
     """
 
     literals: int = 0
@@ -68,24 +71,29 @@ class NTriples(Table):
                     found += map(_name, statement.groups())
                 except (OverflowError, ValueError) as error:
                     place = f"{self.path}:{number}"
-                    raise InputError(f"{place}: got an escape that stands for no character") from error
+                    raise InputError(
+                        f"{place}: expected escapes of Unicode characters, got another: correct it"
+                    ) from error
                 continue
             self.blank_lines.append(number)
             if statement is not None:
                 self.literals += 1
             elif row.strip() and not row.lstrip().startswith("#"):
-                raise InputError(f"{self.path}:{number}: got no N-Triples, wanted <head> <relation> <tail> .")
+                raise InputError(
+                    f"{self.path}:{number}: expected <head> <relation> <tail> . (N-Triples), "
+                    "got another line: correct it"
+                )
         return found
 
     def notes(self) -> list[str]:
-        """What was left out, in words."""
-        are = "is" if self.literals == 1 else "are"
-        left_out = f"{counted(self.literals, 'triple')} with a literal {are} left out"
+        """One note on skipped triples, if any."""
+        are = "was" if self.literals == 1 else "were"
+        left_out = f"{counted(self.literals, 'triple')} with a literal {are} skipped"
         return [f"{self.path.name}: {left_out}"] * bool(self.literals)
 
 
 def _name(node: str) -> str:
-    """An IRI without brackets and escapes, or a blank node as it is."""
+    """An IRI without brackets and escapes, or an unchanged blank node."""
     if not node.startswith("<"):
         return node
     if "\\" not in node:
@@ -98,14 +106,17 @@ FILE_SUFFIXES = (*_KINDS, *(f"{suffix}.gz" for suffix in _KINDS))
 
 
 def open_table(path: Path, header: bool | None = None) -> Table:
-    """The triples of a text file, whose first row is a header or not (see `Table`).
+    """Open a text file of triples. `header` is an attribute of `Table`.
 
     Raises:
-        InputError: Its suffix tells of no kind that is read, or of one without headers.
+        InputError: The suffix is unknown, or the format has no headers.
     """
     suffix = (path.with_suffix("") if path.suffix.lower() == ".gz" else path).suffix.lower()
     if suffix not in _KINDS:
-        raise InputError(f"{path}: got {suffix or 'no suffix'}, wanted one of {', '.join(FILE_SUFFIXES)}")
+        raise InputError(
+            f"{path}: expected a file name that ends in one of {', '.join(FILE_SUFFIXES)}, "
+            f"got {suffix or 'no suffix'}: rename or convert the file"
+        )
     if _KINDS[suffix] is NTriples:
         check_no_header(str(path), header)
         header = False

@@ -1,4 +1,4 @@
-"""The knowledge graph that every other part of the package takes: names and three splits of id triples."""
+"""The knowledge graph class: names, and triples of ids in three splits."""
 
 import hashlib
 import warnings
@@ -15,7 +15,7 @@ from lightcake_fast.errors import DataWarning, InputError, counted
 
 Ids = NDArray[np.integer[Any]]
 SPLITS = ("train", "valid", "test")
-_DIGESTED = 1 << 20  # triples whose ids are widened at a time for the fingerprint
+_DIGESTED = 1 << 20  # triples per block of the fingerprint
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -24,19 +24,19 @@ class KnowledgeGraph:
 
     Attributes:
         name: Data set name, for reports and folder names.
-        entities: Entity names by id, N of them.
-        relations: Relation names by id, R of them (raw relations: no inverses).
-        train: int32 `[T, 3]`, rows of (head, relation, tail) ids, no row twice; likewise `valid` and `test`.
-            May be given as int64; int32 is kept as it is given and must not change. Widen ids (`.long()`)
-            before you multiply them, or ask PyTorch for a loss.
-        valid: See `train`.
-        test: See `train`.
-        duplicates: Rows dropped per split because an equal row came before.
-        notes: What looked odd in the source or was left out, in words: what reading it warned of.
+        entities: N entity names, by id.
+        relations: R relation names, by id. They are raw relations, without inverses.
+        train: int32 `[T, 3]`, distinct rows of (head, relation, tail) ids. An int64 array is converted. An
+            int32 array is not copied, so do not change it. Widen ids (`.long()`) before you multiply them or
+            pass them to a PyTorch loss.
+        valid: int32 `[T_valid, 3]`, as `train`.
+        test: int32 `[T_test, 3]`, as `train`.
+        duplicates: Number of dropped duplicate rows per split.
+        notes: Texts of the warnings that reading the source gave.
 
     Raises:
-        TypeError: A split is no array.
-        ValueError: A split is neither int32 nor int64 `[T, 3]`, or holds an id out of range.
+        TypeError: A split is not an array.
+        ValueError: A split is not int32 or int64 `[T, 3]`, or contains an id out of range.
     """
 
     name: str
@@ -61,48 +61,51 @@ class KnowledgeGraph:
         strip: bool = False,
         header: bool | None = None,
     ) -> "KnowledgeGraph":
-        """Make a knowledge graph from triples of names, wherever they are.
+        """Make a knowledge graph from triples of names.
 
         Args:
-            triples: (head, relation, tail) as a list, an array or a pandas DataFrame (its columns of these
-                names, or its only three); the path of a `.tsv`, `.txt` or `.csv` file, of N-Triples (`.nt`,
-                without the triples that have a literal), each plain or `.gz`, or of a Parquet file; a
-                networkx `MultiDiGraph`, with relations in `relation` of its edges or in their keys; a PyKEEN
-                `TriplesFactory`; a PyTorch Geometric `Data` with `edge_type` or `HeteroData`. The last three
-                keep their ids, where they have no names these are numbers.
-            valid: The validation triples, in any of these forms; `triples` is training then.
-            test: The test triples, likewise.
-            split: Shares of train, valid and test of triples that come without these two. A triple is held
-                out if its head, tail and relation have others left in training; where too few are such,
-                entities lose their last one, and a warning says how many.
+            triples: (head, relation, tail) rows in one of these forms:
+                a list, an array or a pandas DataFrame (its columns with these names, or its only three);
+                the path of a `.tsv`, `.txt`, `.csv` or N-Triples (`.nt`) file, plain or `.gz`;
+                the path of a Parquet file;
+                a networkx `MultiDiGraph` (the relation is the edge attribute `relation` or the edge key);
+                a PyKEEN `TriplesFactory`;
+                a PyTorch Geometric `Data` with `edge_type`, or a `HeteroData`.
+                N-Triples with a literal are skipped. `TriplesFactory`, `Data` and `HeteroData` keep their
+                ids. Without names, the ids become the names.
+            valid: Validation triples, in any of these forms; `triples` then holds only the training triples.
+            test: Test triples, in any of these forms.
+            split: Shares of train, valid and test, if `valid` and `test` are None. A triple is held out only
+                if its head, tail and relation keep a training triple. If there are too few such triples,
+                some entities lose their last training triple, with a warning.
             seed: Seed of the split; equal arguments give equal splits.
-            name: Name of the data set; None takes the file's, or "triples".
-            strip: Trim names: spaces of any kind and byte order marks around them are left out.
-            header: Whether the first row of a `.tsv`, `.txt` or `.csv` file is a header, which is left out.
-                None leaves out a first row such as `head,relation,tail`, with a warning.
+            name: Name of the data set; None means the name of the file, or "triples".
+            strip: Trim names: remove leading and trailing white space of any kind and byte order marks.
+            header: Whether to skip the first row of a `.tsv`, `.txt` or `.csv` file as a header. None skips a
+                first row such as `head,relation,tail`, with a warning.
 
         Raises:
-            TypeError: A name is no string, or nothing of this kind is known.
-            InputError: A triple is incomplete, a file is wrong, a name holds a tab, a line break or a NUL
-                character, or a relation has no training triple.
+            TypeError: A name is not a string, or `triples` has an unknown type.
+            InputError: A triple is incomplete or a file is wrong. A name contains a tab, a line break or a
+                NUL character. A relation has no training triple.
 
         Warns:
-            DataWarning: A first triple looks like a header, names differ in the blanks around them alone,
-                something was left out, or the split could not keep all entities in training.
+            DataWarning: The first triple looks like a header. Two names differ only in white space around
+                them. Some triples were skipped. Some entities lost their last training triple to the split.
         """
-        from lightcake_fast.data.sources import graph_of  # builds on this class
+        from lightcake_fast.data.sources import graph_of  # imports this module
 
         made = graph_of(triples, valid, test, split=split, seed=seed, name=name, strip=strip, header=header)
         return made.warned()
 
     def warned(self) -> "KnowledgeGraph":
-        """The graph itself, after a `DataWarning` for each of its notes."""
+        """Emit a `DataWarning` for each note, and return the graph."""
         for note in self.notes:
             warnings.warn(note, DataWarning, stacklevel=3)
         return self
 
     def __repr__(self) -> str:
-        """One line."""
+        """Name and sizes in one line."""
         sizes = [counted(self.num_entities, "entity"), counted(self.num_relations, "relation")]
         sizes += [f"{len(self.split(split)):,} {split}" for split in SPLITS]
         return f"KnowledgeGraph({self.name!r}, {', '.join(sizes)} triples)"
@@ -112,54 +115,60 @@ class KnowledgeGraph:
         for split in SPLITS:
             triples: Any = self.split(split)
             if not isinstance(triples, np.ndarray):
-                got = f"{split}: got {type(triples).__name__}"
-                raise TypeError(f"{got}, wanted an int32 array [T, 3] (from_triples takes names)")
+                got = f"got {type(triples).__name__}: use KnowledgeGraph.from_triples for names"
+                raise TypeError(f"{split}: expected an int32 array [T, 3], {got}")
             if triples.dtype not in (np.int32, np.int64) or triples.ndim != 2 or triples.shape[1] != 3:
-                raise ValueError(f"{split}: got {triples.dtype} {list(triples.shape)}, wanted int32 [T, 3]")
+                raise ValueError(
+                    f"{split}: expected int32 [T, 3], got {triples.dtype} {list(triples.shape)}: convert it"
+                )
             if ((triples < 0) | (triples >= limit)).any():
-                raise ValueError(f"{split}: got ids out of range, wanted 0 to below {limit.tolist()}")
+                raise ValueError(
+                    f"{split}: expected 0 <= (head, relation, tail) < {limit.tolist()}, "
+                    "got ids out of range: correct the ids"
+                )
             object.__setattr__(self, split, np.ascontiguousarray(triples, np.int32))
 
     @property
     def num_entities(self) -> int:
-        """N, the entities of all splits and of the id file."""
+        """N: number of entities in all splits and in the id file."""
         return len(self.entities)
 
     @property
     def num_relations(self) -> int:
-        """R, the raw relations: inverses are not counted."""
+        """R: number of raw relations, without inverses."""
         return len(self.relations)
 
     @property
     def num_train(self) -> int:
-        """T, the training triples."""
+        """T: number of training triples."""
         return len(self.train)
 
     def split(self, name: str) -> Ids:
-        """The triples of the split called `name`.
+        """The triples of a split, int32 `[T, 3]`.
 
         Raises:
-            InputError: It is none of "train", "valid" and "test".
+            InputError: `name` is not "train", "valid" or "test".
         """
         if name not in SPLITS:
-            raise InputError(f"split: got {name!r}, wanted one of {', '.join(SPLITS)}")
+            raise InputError(f"split: expected one of {', '.join(SPLITS)}, got {name!r}: use one of these")
         triples: Ids = getattr(self, name)
         return triples
 
     @cached_property
     def seen_entities(self) -> NDArray[np.bool_]:
-        """Bool `[N]`: entities that occur in a training triple."""
+        """Bool `[N]`: whether an entity has a training triple."""
         seen = np.zeros(self.num_entities, dtype=bool)
         seen[self.train[:, [0, 2]]] = True
         return seen
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex SHA-256 of names and triples, in id order: equal for equal data, whatever its file format."""
+        """Hex SHA-256 of names and triples in id order. It does not depend on the file format."""
         digest = hashlib.sha256()
         for names in (self.entities, self.relations):
             kind, text = "names", "\n".join(names)
-            if text.count("\n") >= len(names):  # of names that hold some: no other names may read the same
+            # names contain line ends: escape them, so that other names cannot give the same text
+            if text.count("\n") >= len(names):
                 kind = "names escaped"
                 text = "\n".join(name.replace("\\", "\\\\").replace("\n", "\\n") for name in names)
             digest.update(f"{len(names)} {kind}\n".encode())
@@ -172,10 +181,10 @@ class KnowledgeGraph:
         return digest.hexdigest()
 
     def to_pykeen(self, split: str = "train") -> Any:
-        """A split as PyKEEN `TriplesFactory` with this graph's names and ids; needs pykeen.
+        """Convert a split to a PyKEEN `TriplesFactory` with the same names and ids; needs pykeen.
 
         Raises:
-            InputError: There is no such split.
+            InputError: The split is unknown.
         """
         import torch
         from pykeen.triples import TriplesFactory
@@ -187,12 +196,13 @@ class KnowledgeGraph:
         )
 
     def to_pyg(self, split: str = "train") -> Any:
-        """A split as PyTorch Geometric `Data`: `edge_index`, `edge_type` and names; needs torch_geometric.
+        """Convert a split to a PyTorch Geometric `Data`; needs torch_geometric.
 
-        Its `entity_names` and `relation_names` are lists by id, which `from_triples` takes up.
+        It has `edge_index` `[2, T]`, `edge_type` `[T]` and `num_nodes`. Its `entity_names` and
+        `relation_names` are lists by id, and `from_triples` reads them.
 
         Raises:
-            InputError: There is no such split.
+            InputError: The split is unknown.
         """
         import torch
         from torch_geometric.data import Data

@@ -1,4 +1,4 @@
-"""The names that look most like a misspelt one, found in well under a second among a million."""
+"""Find the names most similar to a misspelt name, in well under a second among a million names."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -7,20 +7,20 @@ from itertools import chain, islice
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_COMPARED = 512  # names that difflib compares letter by letter
-_LETTERS = 1 << 14  # and their letters, for names of equal length: difflib's time grows with both
-_BLOCK = 1 << 17  # names that are ranked at a time: their bytes take a few MB
+_MOST_COMPARED = 512  # maximum number of names for difflib
+_LETTERS = 1 << 14  # maximum number of letters for difflib, whose time grows with both
+_BLOCK = 1 << 17  # names per block, a few MB
 
 
 def nearest_names(name: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """Up to `count` names that look like `name`, the nearest first.
+    """Up to `count` names similar to `name`, the most similar first.
 
-    A few hundred names are all compared by `difflib`. Of more names, only those that share the most pairs of
-    neighboring bytes with `name` are compared.
+    `difflib` compares up to a few hundred names. From a longer list, it compares only the names that share
+    the most pairs of neighboring bytes with `name`.
 
     Args:
-        name: A name, not necessarily one of the others.
-        names: Where to look.
+        name: The misspelt name.
+        names: Names to search.
         count: Maximum number of names.
     """
     compared = max(8, min(_MOST_COMPARED, _LETTERS // max(len(name), 1)))
@@ -32,7 +32,7 @@ def nearest_names(name: str, names: Sequence[str], count: int = 3) -> list[str]:
 
 
 def _shortlists(name: str, names: Sequence[str], compared: int, block: int) -> Iterator[Sequence[str]]:
-    """The names of each block that share the most pairs of bytes with `name`, relative to their length."""
+    """Per block, the names that share the most pairs of bytes with `name`, relative to their length."""
     wanted = _bytes_of([name])
     shared = np.zeros(1 << 16, np.uint8)
     shared[_pairs(wanted)] = 1
@@ -47,12 +47,12 @@ def _shortlists(name: str, names: Sequence[str], compared: int, block: int) -> I
 
 
 def _bytes_of(names: Sequence[str]) -> NDArray[np.uint8]:
-    """The names' UTF-8 bytes, with a NUL before, between and behind them."""
+    """UTF-8 bytes of the names, with a NUL before, between and after them."""
     return np.frombuffer("\0".join(["", *names, ""]).encode(errors="replace"), np.uint8)
 
 
 def _pairs(text: NDArray[np.uint8]) -> NDArray[np.uint16]:
-    """A number for each two neighboring bytes."""
+    """One number per pair of neighboring bytes."""
     pairs = text[:-1].astype(np.uint16)
     pairs <<= 8
     pairs |= text[1:]

@@ -1,4 +1,4 @@
-"""Ids of big files' names by first appearance, without a Python string for every time that a name appears."""
+"""Number the names of large files by first appearance, without a Python string per occurrence."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,9 +11,9 @@ from lightcake_fast.compiled import run_compiled
 from lightcake_fast.data.names import Source
 from lightcake_fast.data.table import Table
 
-SMALLEST_BYTES = 1 << 25  # smaller files are read by the time that the functions below are compiled
-MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # of the hash: odd, its bits well mixed
-_BATCH = 256  # names whose cache lines are asked for together: they stay in the second level
+SMALLEST_BYTES = 1 << 25  # for smaller files, compiling the functions below takes longer than reading
+MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # of the hash: odd, with well-mixed bits
+_BATCH = 256  # names per prefetch: their cache lines fit into L2
 _FEWEST_SLOTS = 1 << 12
 
 Bytes = NDArray[np.uint8]
@@ -21,19 +21,19 @@ Places = NDArray[np.int64]
 
 
 def big_tables(sources: Sequence[Source]) -> list[Table]:
-    """The sources, if they are tab-separated files that are big together; else none."""
+    """The sources, if all are tab-separated files and their total size is large; otherwise an empty list."""
     tables = [source for source in sources if type(source) is Table]
-    with suppress(OSError):  # of which reading tells
+    with suppress(OSError):  # reading the file reports this error
         if len(tables) == len(sources) and sum(t.path.stat().st_size for t in tables) >= SMALLEST_BYTES:
             return tables
     return []
 
 
 class Numbering:
-    """Distinct names, each with the next number when it first comes, in a hash table of int64.
+    """A hash table that gives each new name the next number.
 
-    A used slot holds 31 bits of the name's hash above its number + 1. Names lie one after another, a NUL
-    behind each, `bounds` says where: equal hashes are told apart by the names themselves.
+    A used slot is an int64: 31 bits of the name's hash, then number + 1. `_blob` holds all names, each with a
+    NUL after it, and `_bounds` holds their offsets. If hashes are equal, the names themselves are compared.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Numbering:
         self._blob: Bytes = np.zeros(1, np.uint8)
 
     def number(self, data: Bytes, starts: Places, ends: Places) -> NDArray[np.int32]:
-        """The numbers of the names `data[start:end]`, in which there is no NUL."""
+        """Numbers of the names `data[start:end]`, int32 `[n]`. The names must not contain NUL."""
         most = self._count + len(starts)
         if 2 * most > len(self._slots):
             bigger = np.zeros(1 << (3 * most).bit_length(), np.int64)
@@ -57,12 +57,12 @@ class Numbering:
         return ids
 
     def names(self) -> tuple[str, ...]:
-        """The names by number, of one or more."""
+        """All names by number. The table must not be empty."""
         return tuple(self._blob[: self._bounds[self._count] - 1].tobytes().decode().split("\0"))
 
 
 def _with_room(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """The array with at least so many elements; it doubles, so that all growing together costs little."""
+    """Grow an array to at least `size` elements. It doubles, so that the total cost of growth is linear."""
     if len(array) >= size:
         return array
     bigger = np.zeros(max(size, 2 * len(array)), array.dtype)
@@ -71,7 +71,7 @@ def _with_room(array: NDArray[Any], size: int) -> NDArray[Any]:
 
 
 def _find_or_add(data, starts, ends, slots, bounds, blob, count, multiplier, ids):  # type: ignore[no-untyped-def]
-    """Write the number of each name, new names' too; return how many names there are."""
+    """Write the number of each name to `ids`, add new names, and return the number of names."""
     mask = len(slots) - 1
     tags = np.empty(_BATCH, np.int64)
     for first in range(0, len(starts), _BATCH):
@@ -81,7 +81,7 @@ def _find_or_add(data, starts, ends, slots, bounds, blob, count, multiplier, ids
             for j in range(starts[first + i], ends[first + i]):
                 mixed = (mixed ^ data[j]) * multiplier
             tags[i] = (mixed >> 32) & 0x7FFFFFFF
-        # what the exact loop below would wait for line by line, here the processor asks for at once
+        # prefetch: the exact loop below would wait for each cache line, these loads overlap
         for i in range(size):
             ids[first + i] = slots[tags[i] & mask] & 0x7FFFFFFF
         for i in range(size):
@@ -112,7 +112,7 @@ def _find_or_add(data, starts, ends, slots, bounds, blob, count, multiplier, ids
 
 
 def _move(slots, bigger):  # type: ignore[no-untyped-def]
-    """Put what a table holds into a bigger one."""
+    """Copy the entries of a hash table into a larger one."""
     mask = len(bigger) - 1
     for entry in slots:
         if entry:

@@ -1,4 +1,4 @@
-"""Big data sets are read once: what came of their files is kept in the user's cache, found by content."""
+"""Cache of large data sets in the user's cache folder. The key is the content of their files."""
 
 import hashlib
 import os
@@ -13,34 +13,34 @@ from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.public import cache_folder
 from lightcake_fast.files import replace_file
 
-FORMAT = "lightcake_fast 3"  # a change of what a reader makes of a file, or of the copy's layout, counts up
-SMALLEST_BYTES = 1 << 25  # smaller sets are read in about a second
+FORMAT = "lightcake_fast 3"  # increase after a change of the readers' results or of the copy's layout
+SMALLEST_BYTES = 1 << 25  # reading a smaller data set takes about a second
 
 
 def kept(
     files: Sequence[Path], read: Callable[[], KnowledgeGraph], name: str, options: str
 ) -> KnowledgeGraph:
-    """What `read` makes of files, or made of the same content before.
+    """Load the knowledge graph of these files from the cache, or read it and add it to the cache.
 
     Args:
-        files: What is read, in the order in which it counts.
-        read: Reads them.
+        files: The files to read. Their order is a part of the key.
+        read: Function that reads them.
         name: Name of the data set.
-        options: Whatever else decides what comes of them.
+        options: Text of all options that affect the result.
     """
     if sum(path.stat().st_size for path in files) < SMALLEST_BYTES:
         return read()
     try:
         before = _versions(files)
         place = cache_folder() / "prepared" / f"{content_key(files, options)}.safetensors"
-    except (OSError, RuntimeError):  # a file that cannot be read, of which the reader tells; no home
+    except (OSError, RuntimeError):  # an unreadable file, which `read` reports, or no home folder
         return read()
     found = load(place, name)
     if found is not None:
         return found
     graph = read()
-    with suppress(OSError):  # a cache that is full or read-only is none
-        if _versions(files) != before:  # what was read may not be what the key is of
+    with suppress(OSError):  # a full or read-only cache is not an error
+        if _versions(files) != before:  # a file changed after its hash was computed
             return graph
         place.parent.mkdir(parents=True, exist_ok=True)
         save(place, graph, files[0].parent)
@@ -53,7 +53,7 @@ def _versions(files: Sequence[Path]) -> list[tuple[int, int, int]]:
 
 
 def load(place: Path, name: str) -> KnowledgeGraph | None:
-    """What `save` wrote; None if it is not there or damaged."""
+    """Load a graph that `save` wrote; None if the file is missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
@@ -73,7 +73,7 @@ def load(place: Path, name: str) -> KnowledgeGraph | None:
 
 
 def save(place: Path, graph: KnowledgeGraph, folder: Path) -> None:
-    """Keep a graph whose names hold no NUL; its notes forget the folder, which may be another next time."""
+    """Write a graph without NUL in its names. Notes lose the folder, because it may differ next time."""
     from safetensors.numpy import save_file
 
     arrays: dict[str, Any] = {split: graph.split(split) for split in SPLITS}
@@ -85,7 +85,7 @@ def save(place: Path, graph: KnowledgeGraph, folder: Path) -> None:
 
 
 def content_key(files: Sequence[Path], options: str = "") -> str:
-    """A hash of the files' names, without their folders, of their content and of options."""
+    """A hash of the options and of the files' names (without folders) and contents."""
     digest = hashlib.blake2b(f"{FORMAT} {options}".encode(), digest_size=20)
     for path in files:
         with path.open("rb") as file:

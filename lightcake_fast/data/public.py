@@ -1,4 +1,4 @@
-"""The four public data sets: where to look for them, and how to fetch what is not there."""
+"""The four public data sets: search and download."""
 
 import hashlib
 import http.client
@@ -17,7 +17,7 @@ from lightcake_fast.files import replace_file
 BASE_URL = "https://raw.githubusercontent.com/hwwang55/PathCon/55cbf5a11298504018e0cf2c10b3447583773121/data"
 DATA_VARIABLE = "LIGHTCAKE_FAST_DATA"
 TIMEOUT_SECONDS = 30.0
-RETRY_SECONDS = (1.0, 4.0)  # waits before a file is asked for once more
+RETRY_SECONDS = (1.0, 4.0)  # seconds before each new attempt
 _BLOCK_BYTES = 1 << 16
 
 
@@ -26,8 +26,8 @@ class PublicDataset:
     """A public data set.
 
     Attributes:
-        folder: Its folder's name at the source, and, whatever the case, here.
-        blobs: Git blob id of each of its files, by file name.
+        folder: Name of its folder at the source. A local folder may differ in case.
+        blobs: Git blob id per file name.
     """
 
     folder: str
@@ -80,21 +80,24 @@ PUBLIC_DATASETS = {
 
 
 def public_folder(dataset: PublicDataset, data_dir: Path | None = None, base_url: str = BASE_URL) -> Path:
-    """The folder of a public data set, downloaded first if no place has all of its files.
+    """Find the folder of a public data set, or download it.
 
-    The places are `data_dir`, `$LIGHTCAKE_FAST_DATA` and the user's cache folder, in this order. A download
-    goes to the cache folder.
+    The search order is `data_dir`, `$LIGHTCAKE_FAST_DATA`, the user's cache folder. If no place has all
+    files, they are downloaded into the cache folder.
 
     Raises:
-        InputError: `data_dir` or what the variable names is no folder, or a download failed: the message says
-            which file to put where.
+        InputError: `data_dir` or `$LIGHTCAKE_FAST_DATA` is not a folder, or a download failed. The message
+            then says how to provide the files.
     """
     if data_dir is not None and not data_dir.is_dir():
-        raise InputError(f"{data_dir}: wanted a folder with data sets in it, got no folder")
+        raise InputError(
+            f"{data_dir}: expected a folder of data sets, got no folder: create it or correct --data-dir"
+        )
     named = os.environ.get(DATA_VARIABLE)
     if data_dir is None and named and not Path(named).expanduser().is_dir():
         raise InputError(
-            f"${DATA_VARIABLE}: got {named}, which is no folder, wanted one with data sets in it"
+            f"${DATA_VARIABLE}: expected a folder of data sets, got {named}, which is not a folder: "
+            "create it or correct the variable"
         )
     found = find_folder(dataset, data_dir)
     if found is not None:
@@ -105,7 +108,7 @@ def public_folder(dataset: PublicDataset, data_dir: Path | None = None, base_url
 
 
 def find_folder(dataset: PublicDataset, data_dir: Path | None = None) -> Path | None:
-    """The folder of a public data set in one of the places of `public_folder`; None where none has it."""
+    """Find the folder of a public data set without a download (see `public_folder`); None if missing."""
     for place in _places(data_dir):
         for folder in _folders_named(dataset.folder, place):
             if not _missing(dataset, folder):
@@ -114,32 +117,32 @@ def find_folder(dataset: PublicDataset, data_dir: Path | None = None) -> Path | 
 
 
 def cache_folder() -> Path:
-    """`lightcake_fast` in `$XDG_CACHE_HOME`, else in `~/.cache`."""
-    # the XDG standard says that a relative path there is to be ignored
+    """The folder `lightcake_fast` in `$XDG_CACHE_HOME`, or in `~/.cache` without this variable."""
+    # the XDG standard says to ignore a relative path
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".cache") / "lightcake_fast"
 
 
 def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> None:
-    """Fetch the files of a data set that `target` lacks, each verified and put in place whole.
+    """Download the missing files of a data set. Each is verified, then moved into place.
 
     Args:
         dataset: The data set.
-        target: Its folder, made if need be.
-        base_url: Where the folder `dataset.folder` lies.
+        target: Folder for its files; created if missing.
+        base_url: URL that contains the folder `dataset.folder`.
 
     Raises:
-        InputError: A file could not be fetched or verified. Files fetched before it stay.
-        OSError: A file could not be written; as above.
+        InputError: A file could not be downloaded or verified. Earlier files stay.
+        OSError: A file could not be written. Earlier files stay.
     """
-    # rich costs start-up time that only a download needs to pay
+    # imported here, because rich slows down the start
     from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
     from lightcake_fast.terminal import Console, shown_on
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     console = Console(stderr=True)
-    # transient: a bar of a file that never came says nothing
+    # transient: after a failed download, the bar would be misleading
     progress = Progress(*columns, console=console, transient=True)
     with shown_on(console, progress):
         for name in _missing(dataset, target):
@@ -154,23 +157,23 @@ def download(dataset: PublicDataset, target: Path, base_url: str = BASE_URL) -> 
                 _verify(content, dataset.blobs[name])
             except (OSError, http.client.HTTPException, ValueError) as error:
                 reason = error.reason if type(error) is urllib.error.URLError else error
-                problem = f"cannot download {url}: {reason or type(error).__name__}"
+                problem = f"{url}: expected a download, got {reason or type(error).__name__}"
                 raise InputError(
-                    f"{problem}; put its files ({', '.join(dataset.blobs)}) in a folder called "
-                    f"{dataset.folder}, and say where that folder lies with --data-dir DIR or "
-                    f"${DATA_VARIABLE}=DIR, or put it in {target.parent}"
+                    f"{problem}: try again, or put the files {', '.join(dataset.blobs)} into "
+                    f"{target.parent}/{dataset.folder}, or into DIR/{dataset.folder} with --data-dir DIR or "
+                    f"${DATA_VARIABLE}=DIR"
                 ) from error
             target.mkdir(parents=True, exist_ok=True)
             replace_file(target / name, methodcaller("write_bytes", content))
 
 
 def blob_id(content: bytes | bytearray) -> str:
-    """Git's id of a file with this content."""
+    """The git blob id of this content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _places(data_dir: Path | None) -> Iterator[Path]:
-    """Where data sets may lie; lazily, since a user without a home may well have a data folder."""
+    """Places to search. Lazy, because the cache folder raises an error for a user without a home folder."""
     if data_dir is not None:
         yield data_dir
     if variable := os.environ.get(DATA_VARIABLE):
@@ -179,7 +182,7 @@ def _places(data_dir: Path | None) -> Iterator[Path]:
 
 
 def _folders_named(name: str, place: Path) -> list[Path]:
-    """Folders in `place` of this name whatever the case, the exact name first."""
+    """Folders in `place` with this name, in any case; the exact name comes first."""
     if not place.is_dir():
         return []
     found = [path for path in place.iterdir() if path.name.lower() == name.lower() and path.is_dir()]
@@ -191,7 +194,7 @@ def _missing(dataset: PublicDataset, folder: Path) -> list[str]:
 
 
 def _fetch_patiently(url: str, show: Callable[[int, int | None], None]) -> bytearray:
-    """A whole body; what may pass, such as a connection that breaks, is tried again."""
+    """Download a whole body. Retry after temporary errors, such as a broken connection."""
     for wait in (*RETRY_SECONDS, None):
         content = bytearray()
         try:
@@ -209,7 +212,7 @@ def _fetch_patiently(url: str, show: Callable[[int, int | None], None]) -> bytea
 
 
 def _fetch(url: str) -> Iterator[tuple[bytes, int | None]]:
-    """Blocks of a body as they come, with the length of the whole where the server tells it."""
+    """Yield blocks of a body, with its total length if the server sends it."""
     with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
         header = response.headers.get("Content-Length")
         length = int(header) if header is not None else None
@@ -217,7 +220,7 @@ def _fetch(url: str) -> Iterator[tuple[bytes, int | None]]:
         while block := response.read(_BLOCK_BYTES):
             received += len(block)
             yield block, length
-    # reading in blocks, http.client takes an early end for the end
+    # http.client does not report an early end of a body that is read in blocks
     if length is not None and received < length:
         raise ConnectionError(f"the connection ended after {received} of {length} bytes")
 
@@ -225,4 +228,4 @@ def _fetch(url: str) -> Iterator[tuple[bytes, int | None]]:
 def _verify(content: bytearray, wanted: str) -> None:
     found = blob_id(content)
     if found != wanted:
-        raise ValueError(f"got {len(content)} bytes with git blob id {found}, wanted {wanted}")
+        raise ValueError(f"{len(content)} bytes with git blob id {found} instead of {wanted}")

@@ -1,4 +1,4 @@
-"""Reader for a folder of tab-separated triples, with or without files that name the ids."""
+"""Read a folder of tab-separated triples, with or without id files."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -22,32 +22,37 @@ def read_folder(
 ) -> KnowledgeGraph:
     """Read a data set from a folder.
 
-    The folder holds `train`, `valid` and `test` as `.txt` or `.tsv`, plain or with `.gz`: one triple a line,
-    `head<TAB>relation<TAB>tail`, UTF-8. Names are kept as they are written: never parsed, never stripped.
-    A carriage return in a name is an error. CRLF line ends and a missing last one are fine, blank lines are
-    skipped, a triple that a split holds twice is kept once. `entities.dict` and `relations.dict`, each
-    optional, fix the ids: `id<TAB>name` a line, ids from 0 without gaps. Without them ids go by first
-    appearance in train, valid, test (head before tail).
+    The folder contains `train`, `valid` and `test` files: `.txt` or `.tsv`, plain or `.gz`, in UTF-8. Each
+    line is one triple, `head<TAB>relation<TAB>tail`. Names are never parsed or trimmed. A carriage return in
+    a name is an error. CRLF line ends and a missing last line end are allowed. Blank lines are skipped. Each
+    split keeps one copy of a duplicate triple.
 
-    Big files are read once: the user's cache folder keeps what came of them, found by their content.
+    The optional files `entities.dict` and `relations.dict` define the ids. Each line is `id<TAB>name`, with
+    ids from 0 without gaps. Without them, ids follow the first appearance in train, valid, test (head before
+    tail).
+
+    Large data sets are read once. The user's cache folder then keeps a copy; its key is the content of the
+    files.
 
     Args:
         folder: The folder.
-        name: Name of the data set; None takes the folder's.
-        strip: Trim names: spaces of any kind and byte order marks around them are left out.
-        header: Whether the first row of each split is a header, which is left out. None leaves out a first
-            row such as `head relation tail`, with a warning, in a folder without id files.
+        name: Name of the data set; None means the name of the folder.
+        strip: Trim names: remove leading and trailing white space of any kind and byte order marks.
+        header: Whether to skip the first row of each split as a header. In a folder without id files, None
+            skips a first row such as `head relation tail`, with a warning.
 
     Raises:
-        InputError: Something in it is wrong. The message names the file and, where there is one, the line.
+        InputError: A file is wrong. The message gives the file and, if possible, the line.
     """
     if not folder.is_dir():
-        raise InputError(f"{folder}: wanted a folder with train, valid and test files, got no folder")
+        raise InputError(
+            f"{folder}: expected a folder with train, valid and test files, got no folder: correct the path"
+        )
     splits = [_find_split(folder, split) for split in SPLITS]
     ids = [find_file(folder, stem, ID_SUFFIXES) for stem in ("entities", "relations")]
     name = name or folder.resolve().name
     if header is None and any(ids):
-        header = False  # id files tell names from titles
+        header = False  # names in id files are not titles
 
     def read() -> KnowledgeGraph:
         known = [_read_ids(path, strip) for path in ids]
@@ -64,18 +69,18 @@ def read_file(
     strip: bool = False,
     header: bool | None = None,
 ) -> KnowledgeGraph:
-    """Read all triples from one file and split them by chance, always in the same way.
+    """Read all triples from one file and split them at random, with a fixed seed.
 
     Args:
         path: The file (see `KnowledgeGraph.from_triples`).
-        name: Name of the data set; None takes the file's.
-        split: Shares of train, valid and test, as numbers or as text with commas between them.
+        name: Name of the data set; None means the name of the file.
+        split: Shares of train, valid and test, as numbers or as comma-separated text.
         strip: As in `read_folder`.
-        header: Whether the first row is a header, which is left out. None leaves out a first row such as
+        header: Whether to skip the first row as a header. None skips a first row such as
             `head,relation,tail`, with a warning.
 
     Raises:
-        InputError: As in `read_folder`; or the shares are wrong.
+        InputError: The file or the shares are wrong.
     """
     from lightcake_fast.data.sources import graph_of
 
@@ -88,18 +93,18 @@ def read_file(
 
 
 def find_file(folder: Path, stem: str, suffixes: Iterable[str]) -> Path | None:
-    """The one file `stem + suffix` of a folder.
+    """Find the file `stem + suffix` in a folder; None if it is missing.
 
     Raises:
-        InputError: Several of them are there.
+        InputError: Several such files exist, or it is a folder.
     """
     found = [path for suffix in suffixes if (path := folder / f"{stem}{suffix}").is_file()]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
-        raise InputError(f"{folder}: got {names}, wanted only one of them")
+        raise InputError(f"{folder}: expected one {stem} file, got {names}: remove all except one")
     for suffix in () if found else suffixes:
         if (path := folder / f"{stem}{suffix}").is_dir():
-            raise InputError(f"{path}: got a folder, wanted a file")
+            raise InputError(f"{path}: expected a file, got a folder: remove or rename it")
     return found[0] if found else None
 
 
@@ -107,12 +112,12 @@ def _find_split(folder: Path, split: str) -> Path:
     path = find_file(folder, split, TRIPLE_SUFFIXES)
     if path is None:
         wanted = ", ".join(f"{split}{suffix}" for suffix in TRIPLE_SUFFIXES)
-        raise InputError(f"{folder}: got no {split} file, wanted one of {wanted}")
+        raise InputError(f"{folder}: expected one of {wanted}, got no {split} file: add it")
     return path
 
 
 def _read_ids(path: Path | None, strip: bool) -> dict[str, int] | None:
-    """Names in the order of their ids, mapped to them; None without an id file."""
+    """Map names to ids, in the order of the ids; None without an id file."""
     if path is None:
         return None
     table = Table(path, ID_FIELDS)
@@ -123,15 +128,17 @@ def _read_ids(path: Path | None, strip: bool) -> dict[str, int] | None:
     by_id: dict[int, str] = {}
     ids: dict[str, int] = {}
     for row, (number, name) in enumerate(zip(numbers, names, strict=True)):
-        # int() alone takes "1_000", " 7" and digits of other scripts
+        # int() would also accept "1_000", " 7" and digits of other scripts
         index = int(number) if number.isascii() and number.isdigit() and len(number) < 19 else -1
         if not 0 <= index < len(names):
-            wanted = f"wanted 0 to {len(names) - 1} for {len(names)} names"
-            raise InputError(f"{table.place(row)}: got id {quote(number)}, {wanted}")
+            wanted = f"expected an id from 0 to {len(names) - 1} (number of names: {len(names)})"
+            raise InputError(f"{table.place(row)}: {wanted}, got {quote(number)}: correct the id")
         if index in by_id:
-            raise InputError(f"{table.place(row)}: got id {index} a second time, wanted each once")
+            raise InputError(f"{table.place(row)}: expected distinct ids, got {index} twice: correct the id")
         if name in ids:
-            raise InputError(f"{table.place(row)}: got name {quote(name)} a second time, wanted each once")
+            raise InputError(
+                f"{table.place(row)}: expected distinct names, got {quote(name)} twice: rename one"
+            )
         by_id[index] = name
         ids[name] = index
     return {by_id[index]: index for index in range(len(by_id))}

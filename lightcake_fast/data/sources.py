@@ -1,4 +1,4 @@
-"""Triples from wherever they are: arrays, lists, DataFrames, files, and the graphs of other libraries."""
+"""Sources of triples: arrays, lists, DataFrames, files, and graphs of other libraries."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from lightcake_fast.data.splitting import parse_shares
 from lightcake_fast.errors import InputError
 
 _ROWS = 1 << 16
-_NO_ROWS = (str, bytes, dict, set, frozenset)  # that have no order, or another
+_NO_ROWS = (str, bytes, dict, set, frozenset)  # types without a (head, relation, tail) order
 WANTED = (
-    "an array, list or DataFrame of (head, relation, tail), a file, a MultiDiGraph of networkx, a "
-    "TriplesFactory of PyKEEN, or Data or HeteroData of PyTorch Geometric"
+    "an array, list or DataFrame of (head, relation, tail), a file path, a networkx MultiDiGraph, a PyKEEN "
+    "TriplesFactory, or a PyTorch Geometric Data or HeteroData"
 )
 
 
 @dataclass
 class Rows:
-    """Triples of names that Python holds.
+    """Triples of names in a Python object.
 
     Attributes:
         rows: Rows of (head, relation, tail).
-        label: What messages call them.
-        header: Not said: a header that a frame or list holds is told.
+        label: Name of the object in messages.
+        header: Always None: a first row that looks like a header gives a warning.
     """
 
     rows: Iterable[Sequence[Any]]
@@ -43,24 +43,29 @@ class Rows:
         return f"{self.label}[{row}]"
 
     def notes(self) -> list[str]:
-        """What was left out, in words: nothing."""
+        """An empty list: no rows are skipped."""
         return []
 
     def read(self) -> Iterator[list[str]]:
-        """The names of a block of triples.
+        """Yield blocks of names: head, relation, tail, head, relation, tail, ...
 
         Raises:
-            TypeError: A row is a string, a set, a dictionary or no row, or a name is no string.
-            InputError: A row has another number of names, or an empty one.
+            TypeError: A row is not a sequence of names (a string, set or dictionary is not allowed), or a
+                name is not a string.
+            InputError: A row does not have three names, or has an empty name.
         """
         done, rows = 0, iter(self.rows)
         while block := list(islice(rows, _ROWS)):
             for row in block:
                 if isinstance(row, _NO_ROWS) or not hasattr(row, "__len__"):
-                    raise TypeError(f"{self.place(done)}: got {row!r}, wanted (head, relation, tail)")
+                    raise TypeError(
+                        f"{self.place(done)}: expected (head, relation, tail), got {row!r}: "
+                        "give each triple as a tuple or list"
+                    )
                 if len(row) != 3:
                     raise InputError(
-                        f"{self.place(done)}: got {len(row)} names, wanted head, relation and tail"
+                        f"{self.place(done)}: expected head, relation and tail, got {len(row)} names: "
+                        "correct the row"
                     )
                 done += 1
             names = list(chain.from_iterable(block))
@@ -72,15 +77,19 @@ class Rows:
 
     def _checked(self, name: Any, row: int, field: int) -> str:
         if not isinstance(name, str):
-            raise TypeError(f"{self.place(row)}: got {name!r} for the {FIELDS[field]}, wanted a string")
+            raise TypeError(
+                f"{self.place(row)}: expected a string, got {name!r} for the {FIELDS[field]}: convert it"
+            )
         if not name:
-            raise InputError(f"{self.place(row)}: got an empty {FIELDS[field]}, wanted a name")
+            raise InputError(
+                f"{self.place(row)}: expected a name, got an empty {FIELDS[field]}: add the name"
+            )
         return str(name)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A source, with the ids that its names have where they came from, if they have any."""
+    """A source, with names by id if it defines ids."""
 
     source: Source
     entities: Sequence[str] | None = None
@@ -98,9 +107,12 @@ def graph_of(
     strip: bool,
     header: bool | None = None,
 ) -> KnowledgeGraph:
-    """What `KnowledgeGraph.from_triples` documents."""
+    """Make a knowledge graph (see `KnowledgeGraph.from_triples`)."""
     if (valid is None) != (test is None):
-        raise InputError("valid and test: got one of them, wanted both, or none to split the triples")
+        raise InputError(
+            "valid and test: expected both or neither, got one: add the other, "
+            "or leave both out for a random split"
+        )
     found = [find(triples, "triples", header)]
     if valid is not None:
         found += [find(valid, "valid", header), find(test, "test", header)]
@@ -113,11 +125,11 @@ def graph_of(
 
 
 def find(triples: Any, label: str, header: bool | None = None) -> Found:
-    """The source in what a user gave, whose first row is a header or not (see `Table`).
+    """The source of a user's triples. `header` is an attribute of `Table`.
 
     Raises:
-        TypeError: It is nothing that is known.
-        InputError: It lacks what makes it a graph with relations.
+        TypeError: The type is unknown.
+        InputError: The graph has no relations.
     """
     if isinstance(triples, str | Path):
         path = Path(triples).expanduser()
@@ -140,7 +152,7 @@ def find(triples: Any, label: str, header: bool | None = None) -> Found:
     if isinstance(triples, np.ndarray):
         triples = triples.tolist()
     if isinstance(triples, bytes | Mapping) or not isinstance(triples, Iterable):
-        raise TypeError(f"{label}: got {type(triples).__name__}, wanted {WANTED}")
+        raise TypeError(f"{label}: expected {WANTED}, got {type(triples).__name__}: convert it")
     return Found(Rows(triples, label))
 
 
@@ -152,11 +164,12 @@ def _ids(names: Sequence[str] | None, kind: str) -> dict[str, int] | None:
 
 
 def _frame(frame: Any, label: str) -> Rows:
-    """Columns called head, relation and tail, or three columns whatever they are called."""
+    """Use the columns head, relation and tail, or the only three columns."""
     frame = columns_by_name(frame, FIELDS)
     if len(frame.columns) != 3:
         raise InputError(
-            f"{label}: got columns {', '.join(map(str, frame.columns))}, wanted head, relation and tail"
+            f"{label}: expected the columns head, relation and tail, got "
+            f"{', '.join(map(str, frame.columns))}: rename or select columns"
         )
     return Rows(frame.itertuples(index=False, name=None), label)
 
@@ -168,23 +181,25 @@ def _parquet(path: Path) -> Rows:
         frame = pandas.read_parquet(path)
     except ImportError as error:
         raise InputError(
-            f"{path}: Parquet is read by pandas and pyarrow: pip install pandas pyarrow"
+            f"{path}: expected pandas and pyarrow, got an import error: pip install pandas pyarrow"
         ) from error
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise InputError(
+            f"{path}: expected a readable file, got {error.strerror or error}: check path and permissions"
+        ) from error
     return _frame(frame, str(path))
 
 
 def _networkx_rows(graph: Any, label: str) -> Iterator[tuple[Any, Any, Any]]:
-    """Edges, whose relation is their attribute `relation`, or else their key."""
+    """Edges as triples. The relation is the attribute `relation`, or the key without this attribute."""
     if not (graph.is_directed() and graph.is_multigraph()):
-        raise InputError(f"{label}: got a {type(graph).__name__}, wanted a MultiDiGraph")
+        raise InputError(f"{label}: expected a MultiDiGraph, got a {type(graph).__name__}: convert the graph")
     for head, tail, key, attributes in graph.edges(keys=True, data=True):
         yield head, attributes.get("relation", key), tail
 
 
 def _from_pykeen(factory: Any, label: str) -> Found:
-    """A factory's names, in the order of its ids; without names, its numbers."""
+    """Names by id of a factory; without names, the ids become the names."""
     entities, relations = (
         [labels[n] if labels else str(n) for n in range(count)]
         for labels, count in (
@@ -196,15 +211,15 @@ def _from_pykeen(factory: Any, label: str) -> Found:
 
 
 def _from_pyg(data: Any, label: str) -> Found:
-    """Edges by `edge_type`; names are `entity_names` and `relation_names` if it has them, else numbers."""
+    """Edges with `edge_type`. Names are `entity_names` and `relation_names`, or the ids without these."""
     if getattr(data, "edge_type", None) is None:
-        raise InputError(f"{label}: got Data without edge_type, wanted a relation for each edge")
+        raise InputError(f"{label}: expected Data with edge_type, got none: set edge_type to relation ids")
     ends = _ends_of(data, label)
     relations = _array_of(data, "edge_type", label)
     if relations.shape != ends.shape[1:]:
         raise InputError(
             f"{label}: expected edge_type of shape ({ends.shape[1]},), got {relations.shape}: give each edge "
-            "one relation number (edge_type.flatten() of a column, edge_type.argmax(1) of one-hot rows)"
+            "one relation id (edge_type.flatten() of a column, edge_type.argmax(1) of one-hot rows)"
         )
     entities = _names_of(data, "entity_names", data.num_nodes)
     names = _names_of(data, "relation_names", int(relations.max(initial=-1)) + 1)
@@ -212,18 +227,18 @@ def _from_pyg(data: Any, label: str) -> Found:
 
 
 def _ends_of(store: Any, label: str) -> NDArray[Any]:
-    """The `edge_index` of a graph or of an edge type, (2, E)."""
+    """The `edge_index` `[2, E]` of a graph or of an edge type."""
     ends = _array_of(store, "edge_index", label)
     if ends.ndim != 2 or len(ends) != 2:
         raise InputError(
-            f"{label}: expected edge_index of shape (2, E), got {ends.shape}: put heads in its first row, "
-            "tails in its second"
+            f"{label}: expected edge_index of shape (2, E), got {ends.shape}: put heads into row 0 and "
+            "tails into row 1"
         )
     return ends
 
 
 def _array_of(store: Any, field: str, label: str) -> NDArray[Any]:
-    """A tensor of a graph or of an edge type, as an array."""
+    """A tensor of a graph or of an edge type, converted to an array."""
     tensor: Any = getattr(store, field, None)
     if not hasattr(tensor, "numpy"):
         got = "none" if tensor is None else f"a {type(tensor).__name__}"
@@ -233,18 +248,20 @@ def _array_of(store: Any, field: str, label: str) -> NDArray[Any]:
 
 
 def _names_of(data: Any, field: str, count: int) -> list[str]:
-    """The names that a graph has, or numbers."""
+    """The names of a graph, or ids as names."""
     names = getattr(data, field, None)
     return [str(n) for n in range(count)] if names is None else list(names)
 
 
 def _from_hetero(data: Any, label: str) -> Found:
-    """Entities are `TYPE:NUMBER`; a relation is called as its edge type, in full where that is not enough."""
+    """Entities are `TYPE:NUMBER`. Relations are edge types; ambiguous ones are `HEAD__RELATION__TAIL`."""
     start: dict[str, int] = {}
     entities: list[str] = []
     for kind in dict.fromkeys(kind for head, _, tail in data.edge_types for kind in (head, tail)):
         if kind not in data.node_types or data[kind].num_nodes is None:
-            raise InputError(f"{label}: node type {kind!r} has neither num_nodes nor x, wanted its nodes")
+            raise InputError(
+                f"{label}: expected num_nodes or x for node type {kind!r}, got neither: set num_nodes"
+            )
     for kind in data.node_types:
         start[kind] = len(entities)
         entities += [f"{kind}:{number}" for number in range(data[kind].num_nodes)]
@@ -259,18 +276,20 @@ def _from_hetero(data: Any, label: str) -> Found:
 
 
 def _numbered(triples: Any, entities: Sequence[str], relations: Sequence[str], label: str) -> Found:
-    """Triples of numbers, whose names are known.
+    """Triples of ids with known names.
 
     Raises:
-        InputError: They are no whole numbers, or some have no name.
+        InputError: The ids are not integers, or an id has no name.
     """
     if triples.dtype.kind not in "iu":
-        raise InputError(f"{label}: got numbers of {triples.dtype}, wanted whole ones")
+        raise InputError(f"{label}: expected integer ids, got {triples.dtype}: convert them")
     for column, names in enumerate((entities, relations, entities)):
         numbers = triples[:, column]
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(names):
             got = f"{numbers.min()} to {numbers.max()}"
-            raise InputError(f"{label}: got {FIELDS[column]} numbers {got}, wanted 0 to {len(names) - 1}")
+            raise InputError(
+                f"{label}: expected {FIELDS[column]} ids from 0 to {len(names) - 1}, got {got}: correct them"
+            )
     rows = (
         (entities[head], relations[relation], entities[tail]) for head, relation, tail in triples.tolist()
     )

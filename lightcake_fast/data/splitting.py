@@ -1,4 +1,4 @@
-"""A split of triples by chance that keeps every entity and every relation in training where it can."""
+"""Random split of triples. It keeps every relation and, if possible, every entity in training."""
 
 import operator
 from collections.abc import Iterator, Sequence
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from lightcake_fast.errors import InputError, counted
 
 Triples = NDArray[Any]
-SHARES = (0.8, 0.1, 0.1)  # of train, valid and test, where nobody asks for others
+SHARES = (0.8, 0.1, 0.1)  # default shares of train, valid and test
 _BLOCK = 1 << 16
 
 
 def parse_shares(split: Sequence[float] | str) -> tuple[float, ...]:
-    """Shares of train, valid and test from numbers or from text such as ".8,.1,.1".
+    """Parse the shares of train, valid and test from numbers or from text such as ".8,.1,.1".
 
     Raises:
-        InputError: They are not three numbers above 0 with the sum 1.
+        InputError: The shares are not three positive numbers with sum 1.
     """
     try:
         shares = tuple(float(part) for part in (split.split(",") if isinstance(split, str) else split))
@@ -26,7 +26,7 @@ def parse_shares(split: Sequence[float] | str) -> tuple[float, ...]:
         shares = ()
     if len(shares) != 3 or not all(share > 0 for share in shares) or abs(sum(shares) - 1) > 1e-6:
         raise InputError(
-            f"split: got {split!r}, wanted three shares above 0 with the sum 1, such as .8,.1,.1"
+            f"split: expected three positive shares with sum 1, got {split!r}: use shares such as .8,.1,.1"
         )
     return shares
 
@@ -34,29 +34,30 @@ def parse_shares(split: Sequence[float] | str) -> tuple[float, ...]:
 def split_triples(
     triples: Triples, num_entities: int, num_relations: int, shares: Sequence[float], seed: int = 0
 ) -> tuple[list[Triples], list[str]]:
-    """Divide distinct triples `[T, 3]` by chance; equal arguments give equal splits.
+    """Split distinct triples `[T, 3]` at random. Equal arguments give equal splits.
 
-    A triple is held out if its head, its tail and its relation have others left in training. Where too few
-    are such, entities lose their last training triple, relations never.
+    A triple is held out only if its head, tail and relation keep a training triple. If there are too few such
+    triples, some entities lose their last training triple. A relation always keeps one.
 
     Returns:
-        Train, valid and test, each in the order given; and what could not be kept, in words.
+        Train, valid and test, in the given order of triples, and warnings about smaller splits and lost
+        entities.
 
     Raises:
-        InputError: There are too few triples for one in each split, or the seed is none.
+        InputError: There are too few triples for three splits, or the seed is not an integer of at least 0.
     """
     try:
         random = np.random.default_rng(operator.index(seed))
     except (TypeError, ValueError) as error:
-        raise InputError(f"seed: got {seed!r}, wanted a whole number of at least 0") from error
+        raise InputError(f"seed: expected an integer of at least 0, got {seed!r}: use such a seed") from error
     asked = [max(round(share * len(triples)), 1) for share in shares[1:]]
-    # of random() alone: its draws are the same in every numpy version
+    # random() gives the same numbers in every numpy version
     order = np.argsort(random.random(len(triples)), kind="stable")
     held = np.array(_held_out(triples, order, num_entities, num_relations, sum(asked)), np.int64)
     if len(held) < 2:
         raise InputError(
-            f"split: got {counted(len(triples), 'triple')} of {counted(num_relations, 'relation')}: none is "
-            "left to hold out for valid and for test, wanted more"
+            f"split: expected triples for train, valid and test, got {counted(len(triples), 'triple')} of "
+            f"{counted(num_relations, 'relation')}: add triples"
         )
     held = held[np.argsort(random.random(len(held)), kind="stable")]
     valid, test = np.split(held, [min(max(round(len(held) * asked[0] / sum(asked)), 1), len(held) - 1)])
@@ -66,8 +67,8 @@ def split_triples(
     notes = []
     if len(held) < sum(asked):
         notes.append(
-            f"split: {counted(len(held), 'triple')} held out, not {sum(asked):,}: "
-            "every relation keeps one in training"
+            f"split: {counted(len(held), 'triple')} held out instead of {sum(asked):,}: "
+            "every relation keeps one training triple"
         )
     used, trained = (np.unique(rows[:, ::2]) for rows in (triples, splits[0]))
     if len(trained) < len(used):
@@ -80,7 +81,7 @@ def split_triples(
 def _held_out(
     triples: Triples, order: NDArray[np.int64], num_entities: int, num_relations: int, wanted: int
 ) -> list[int]:
-    """Places of the triples to hold out, at most as many as wanted."""
+    """Row numbers of the triples to hold out, at most `wanted`."""
     uses = np.bincount(triples[:, ::2].ravel(), minlength=num_entities).tolist()
     left = np.bincount(triples[:, 1], minlength=num_relations).tolist()
     held: list[int] = []
@@ -104,7 +105,7 @@ def _held_out(
 
 
 def _rows(triples: Triples, places: NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
-    """Places and the triples there, made Python numbers a block at a time."""
+    """Yield row numbers and their triples as Python numbers, converted in blocks."""
     for start in range(0, len(places), _BLOCK):
         block = places[start : start + _BLOCK]
         yield from zip(block.tolist(), triples[block].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""What a knowledge graph looks like: the figures that decide schedule, ceiling and fairness of a test."""
+"""Statistics of a knowledge graph: sizes, skew, unseen entities and label leakage."""
 
 from dataclasses import dataclass
 
@@ -11,27 +11,27 @@ from lightcake_fast.data.knowledge_graph import SPLITS, Ids, KnowledgeGraph
 
 @dataclass(frozen=True)
 class Statistics:
-    """Figures of a knowledge graph. Contexts are those of training: each triple counts for head and tail.
+    """Statistics of a knowledge graph. Contexts are contexts in training; a triple counts for head and tail.
 
     Attributes:
         name: Data set name.
-        fingerprint: Of `KnowledgeGraph`.
-        entities: Number of entities N.
-        relations: Number of raw relations R.
-        triples: Distinct triples by split.
-        duplicates: Triples dropped by split, since the split held them already.
-        mean_entity_context: Mean size of an entity's context, inverses included: 2 T / N.
+        fingerprint: `KnowledgeGraph.fingerprint`.
+        entities: N, the number of entities.
+        relations: R, the number of raw relations.
+        triples: Number of distinct triples per split.
+        duplicates: Number of dropped duplicate triples per split.
+        mean_entity_context: Mean size of an entity's context, with inverses: 2 T / N.
         mean_relation_context: Mean size of a raw relation's context: T / R.
-        median_entity_context: Its median over the entities.
-        largest_entity_context: Its maximum over the entities.
-        largest_relation_share: Share of the training triples that the most frequent relation has.
+        median_entity_context: Median size of an entity's context.
+        largest_entity_context: Maximum size of an entity's context.
+        largest_relation_share: Share of the most frequent relation in the training triples.
         three_largest_relations_share: The same for the three most frequent relations together.
-        unseen_entities: Entities without a training triple.
-        valid_triples_with_unseen: Validation triples with such an entity.
-        test_triples_with_unseen: Test triples with such an entity.
-        test_pairs_in_train: Test triples whose (head, tail) a training triple has.
-        test_pairs_in_train_reversed: Test triples whose (tail, head) is such a pair.
-        test_triples_in_train: Test triples that are training triples.
+        unseen_entities: Number of entities without a training triple.
+        valid_triples_with_unseen: Number of validation triples with an unseen entity.
+        test_triples_with_unseen: Number of test triples with an unseen entity.
+        test_pairs_in_train: Number of test triples with a (head, tail) pair from training.
+        test_pairs_in_train_reversed: Number of test triples with a (tail, head) pair from training.
+        test_triples_in_train: Number of test triples that are also training triples.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Statistics:
 
 
 def compute_statistics(graph: KnowledgeGraph) -> Statistics:
-    """The statistics of a knowledge graph."""
+    """Compute the statistics of a knowledge graph."""
     train, test = graph.train, graph.test
     entity_context = np.bincount(train[:, [0, 2]].ravel(), minlength=graph.num_entities)
     relation_shares = np.sort(np.bincount(train[:, 1], minlength=graph.num_relations))[::-1] / len(train)
@@ -85,7 +85,7 @@ def compute_statistics(graph: KnowledgeGraph) -> Statistics:
 
 
 def render_statistics(figures: Statistics) -> Table:
-    """The statistics as a rich table."""
+    """Make a rich table of the statistics."""
     table = Table(title=f"{figures.name} ({figures.fingerprint[:12]})", show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
@@ -95,7 +95,7 @@ def render_statistics(figures: Statistics) -> Table:
 
 
 def _rows(figures: Statistics) -> list[tuple[str, str]]:
-    """Labels and values, in the order of the table."""
+    """Labels and values of the table rows."""
     test = figures.triples["test"]
     skew = figures.largest_entity_context / max(figures.median_entity_context, 1)
     return [
@@ -130,17 +130,17 @@ def _part(count: int, total: int) -> str:
 
 
 def _pairs(triples: Ids, num_entities: int) -> NDArray[np.int64]:
-    """One number per triple for its head and tail, equal only where both are."""
+    """One number per triple: equal numbers mean equal (head, tail) pairs."""
     return triples[:, 0].astype(np.int64) * num_entities + triples[:, 2]
 
 
 def _triples_in(rows: Ids, pairs: NDArray[np.int64], known: Ids, known_pairs: NDArray[np.int64]) -> int:
-    """How many triples are among the known ones, given the pairs of both."""
+    """Number of triples in `known`, given the pairs of both."""
     distinct = np.unique(pairs)
     near = np.isin(known_pairs, distinct)
 
     def keys(triples: Ids, theirs: NDArray[np.int64]) -> NDArray[np.int64]:
-        # the place of a pair, since the pair and the relation together may not fit 64 bits
+        # the index of a pair, because a pair and a relation together may not fit into 64 bits
         return triples[:, 1].astype(np.int64) * len(distinct) + np.searchsorted(distinct, theirs)
 
     return _count_in(keys(rows, pairs), keys(known[near], known_pairs[near]))

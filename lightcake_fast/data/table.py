@@ -1,4 +1,4 @@
-"""Tab-separated files, read block by block: names by row, and where each row stands."""
+"""Read tab-separated files in blocks: names per row, and the line number of each row."""
 
 import gzip
 import zlib
@@ -20,14 +20,14 @@ _TAB, _LINE_END = b"\t\n"
 
 @dataclass
 class Table:
-    """A tab-separated file, UTF-8, plain or gzip (by its `.gz`).
+    """A tab-separated UTF-8 file, plain or gzip (suffix `.gz`).
 
     Attributes:
         path: The file.
-        fields: What a line holds, for the message about a line that does not.
-        blank_lines: Numbers of the lines read so far that hold no row, ascending, from 1.
-        header: Whether the first row is a header, which is left out. None leaves out a row that is evidently
-            one (`names.titles`), with a note.
+        fields: Names of the fields of a line.
+        blank_lines: Numbers of the lines without a row so far, ascending, from 1.
+        header: Whether to skip the first row as a header. None skips a first row with known titles
+            (`names.titles`), with a note.
     """
 
     path: Path
@@ -50,15 +50,15 @@ class Table:
         return line
 
     def notes(self) -> list[str]:
-        """What was left out, in words."""
+        """A note on a skipped header, if any."""
         return [] if self._header_note is None else [self._header_note]
 
     def read(self) -> Iterator[list[str]]:
-        """The names of a block of rows, row after row: `len(fields)` for each.
+        """Yield blocks of names, `len(fields)` names per row.
 
         Raises:
-            InputError: The file cannot be read or is no text; a line has too few, too many or empty fields;
-                the columns of a header are in another order.
+            InputError: The file cannot be read or is not text. A line has too few, too many or empty fields.
+                The columns of a header are in another order.
         """
         first = True
         for names in self._rows():
@@ -69,7 +69,7 @@ class Table:
                 yield names
 
     def _rows(self) -> Iterator[list[str]]:
-        """What `read` yields, with the header."""
+        """Yield the blocks of `read`, with the header."""
         line = 1
         for block in self._blocks():
             names = self._split(block, line)
@@ -78,10 +78,10 @@ class Table:
                 yield names
 
     def read_bytes(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """What `read` yields as bytes, and where each name ends: one byte lies between two.
+        """Yield the blocks of `read` as bytes, and the end of each name: one byte separates two names.
 
         Raises:
-            InputError: As in `read`.
+            InputError: See `read`.
         """
         line, first = 1, True
         for block in self._blocks():
@@ -98,17 +98,17 @@ class Table:
                 yield data, ends
 
     def _leaves_out(self, row: list[str]) -> bool:
-        """Whether the first row is a header; its line then holds no row."""
+        """Whether to skip the first row as a header; if so, add its line to `blank_lines`."""
         found = None if self.header is False else titles(row)
         if found is not None and found != FIELDS:
             raise InputError(
                 f"{self.place(0)}: expected the columns head, relation, tail, got the header "
-                f"{', '.join(map(quote, row))}: reorder the columns, or say header=False or --no-header"
+                f"{', '.join(map(quote, row))}: reorder the columns, or set header=False or --no-header"
             )
         if self.header is None and found:
             self._header_note = (
-                f"{self.place(0)}: the header {', '.join(map(quote, row))} is left out "
-                "(--header: without this warning; --no-header: keep it as a triple)"
+                f"{self.place(0)}: the header {', '.join(map(quote, row))} is skipped: "
+                "use --header to hide this warning, or --no-header to keep the row"
             )
         if self.header or found:
             insort(self.blank_lines, self._line(0))
@@ -116,7 +116,7 @@ class Table:
         return False
 
     def _blocks(self) -> Iterator[bytes]:
-        """Whole lines of the file, without a byte order mark, every line but a cut last one with its end."""
+        """Blocks of whole lines with LF line ends, without a byte order mark."""
         first = True
         try:
             with (gzip.open if self.path.suffix.lower() == ".gz" else open)(self.path, "rb") as file:
@@ -127,12 +127,16 @@ class Table:
                         block = block.replace(b"\r\n", b"\n").removesuffix(b"\r")
                     yield block
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(f"{self.path}: not a whole gzip file ({error})") from error
+            raise InputError(
+                f"{self.path}: expected a complete gzip file, got an error ({error}): replace the file"
+            ) from error
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be read ({error.strerror})") from error
+            raise InputError(
+                f"{self.path}: expected a readable file, got {error.strerror}: check path and permissions"
+            ) from error
 
     def _split(self, block: bytes, line: int) -> list[str]:
-        """The names of a block that starts at a line."""
+        """Names of a block that starts at line number `line`."""
         text = self._decode(block, line).removesuffix("\n")
         if self._is_regular(*_ends(block)):
             return text.replace("\n", "\t").split("\t")
@@ -142,7 +146,7 @@ class Table:
         return found
 
     def _row(self, names: list[str], line: int) -> list[str]:
-        """The names of a line if they are as many as wanted; none if it is blank."""
+        """Check and return the names of a line; an empty list for a blank line."""
         if len(names) == 1 and not names[0].strip():
             self.blank_lines.append(line)
             return []
@@ -152,10 +156,12 @@ class Table:
             count = f"an empty {self.fields[names.index('')]}"
         else:
             return names
-        raise InputError(f"{self.path}:{line}: got {count}, wanted {self._separator.join(self.fields)}")
+        raise InputError(
+            f"{self.path}:{line}: expected {self._separator.join(self.fields)}, got {count}: correct the line"
+        )
 
     def _is_regular(self, data: NDArray[np.uint8], ends: NDArray[np.int64]) -> bool:
-        """Whether every line has its fields, none of them empty: told from where tabs and line ends lie."""
+        """Whether every line has all fields and no empty field, from the positions of tabs and line ends."""
         if len(ends) % len(self.fields) or (np.diff(ends, prepend=-1) == 1).any():
             return False
         line_ends = data[ends].reshape(-1, len(self.fields)) == _LINE_END
@@ -164,11 +170,14 @@ class Table:
     def _decode(self, block: bytes, line: int) -> str:
         position = block.find(b"\0")
         if position >= 0:
-            raise InputError(f"{self.path}:{_line_at(block, position, line)}: got a NUL byte, wanted text")
+            raise InputError(
+                f"{self.path}:{_line_at(block, position, line)}: expected UTF-8 text, got a NUL byte: "
+                "convert the file to UTF-8"
+            )
         try:
             return block.decode()
         except UnicodeDecodeError as error:
-            found = f"got byte 0x{block[error.start]:02x}, wanted UTF-8 text"
+            found = f"expected UTF-8 text, got byte 0x{block[error.start]:02x}: convert the file to UTF-8"
             raise InputError(f"{self.path}:{_line_at(block, error.start, line)}: {found}") from error
 
 
@@ -177,6 +186,6 @@ def _line_at(block: bytes, position: int, first: int) -> int:
 
 
 def _ends(block: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A block with a line end at its end, and where its fields end."""
+    """The bytes of a block with a final line end, and the positions of the field ends."""
     data = np.frombuffer(block if block.endswith(b"\n") else block + b"\n", np.uint8)
     return data, np.flatnonzero((data == _TAB) | (data == _LINE_END))

@@ -1,4 +1,4 @@
-"""Writer for a folder of tab-separated triples, which the reader gives back as it was."""
+"""Write a data set as a folder of tab-separated triples for `read_folder`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 def write_folder(data: KnowledgeGraph, folder: Path) -> None:
-    """Write a data set so that `read_folder` gives an equal one, ids included.
+    """Write a data set. `read_folder` then returns an equal data set with equal ids.
 
     Args:
         data: The data set.
-        folder: Where to; made where it is not there.
+        folder: Target folder; created if missing.
 
     Raises:
         InputError: See `check_readable`.
@@ -32,16 +32,17 @@ def write_folder(data: KnowledgeGraph, folder: Path) -> None:
     for split in SPLITS:
         triples = data.split(split).tolist()
         text = "".join(f"{entities[h]}\t{relations[r]}\t{entities[t]}\n" for h, r, t in triples)
-        mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""  # the reader leaves out the first
+        # the reader removes the first mark
+        mark = BYTE_ORDER_MARK if text.startswith(BYTE_ORDER_MARK) else ""
         replace_text(folder / f"{split}.tsv", mark + text)
 
 
 def check_readable(data: KnowledgeGraph) -> None:
-    """Check what the reader sees to, of a graph that did not come from it.
+    """Check that `read_folder` can read a graph back after `write_folder`.
 
     Raises:
-        InputError: A split holds a triple twice; a name stands for two ids, cannot be encoded or cannot stand
-            in a tab-separated file; or a relation of valid or test has no training triple.
+        InputError: A split contains a duplicate triple. Two ids have the same name. A name cannot be encoded
+            or written to a tab-separated file. A relation of valid or test has no training triple.
     """
     for kind, names in (("entities", data.entities), ("relations", data.relations)):
         check_encoding(kind, names)
@@ -52,12 +53,14 @@ def check_readable(data: KnowledgeGraph) -> None:
         triples = data.split(split).astype(np.int32, copy=False)
         repeated = len(triples) - len(drop_duplicates(triples, data.num_entities, data.num_relations))
         if repeated:
-            raise InputError(f"{split}: got {repeated:,} rows that came before, wanted each once")
+            raise InputError(f"{split}: expected distinct triples, got {repeated:,} duplicates: remove them")
         for relation in triples[~trained[triples[:, 1]], 1][:1]:
             name = quote(data.relations[relation])
-            raise InputError(f"{split}: relation {name} has no training triple")
+            raise InputError(
+                f"{split}: expected a relation with a training triple, got {name}: add a training triple"
+            )
 
 
 def id_map(names: Sequence[str]) -> str:
-    """Names by id as `id<TAB>name` lines."""
+    """The text of an id file: `id<TAB>name` lines."""
     return "".join(f"{id}\t{name}\n" for id, name in enumerate(names))

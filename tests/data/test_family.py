@@ -29,14 +29,14 @@ def test_equal_arguments_give_equal_graphs() -> None:
     assert len(first.entities) == len(other.entities) == 1500
 
 
-def test_the_default_graph_stays_the_same() -> None:
-    # reported figures and saved runs depend on it: whoever changes the generator changes this line knowingly
+def test_default_graph_does_not_change() -> None:
+    # reported figures and saved runs depend on this fingerprint: change it only on purpose
     assert family().fingerprint == "1b262b7163ee90d8c49b99ae5e3c7c520611cf1a56e4dc2fcedbb50667a689eb"
 
 
 @settings(max_examples=30)
 @given(people=st.integers(20, 400), seed=st.integers(0, 2**32))
-def test_any_size(people: int, seed: int) -> None:
+def test_graphs_of_any_size_are_valid(people: int, seed: int) -> None:
     graph = family(people=people, seed=seed)
     assert graph.num_entities == people == len(set(graph.entities))
     assert graph.relations == RELATIONS
@@ -49,7 +49,7 @@ def test_any_size(people: int, seed: int) -> None:
 
 @settings(max_examples=30)
 @given(people=st.integers(20, 400), seed=st.integers(0, 2**32))
-def test_people_live_plausible_lives(people: int, seed: int) -> None:
+def test_parents_and_spouses_are_plausible(people: int, seed: int) -> None:
     tree, _ = draw(people, seed)
     assert tree.generation.min() == 0
     child = np.flatnonzero(tree.father >= 0)
@@ -76,7 +76,7 @@ def ancestors_within(tree: Genealogy, generations: int) -> list[set[int]]:
 
 
 def kin_by_definition(tree: Genealogy) -> dict[frozenset[int], set[str]]:
-    """Every kinship of every two people, found by walking from each person: slow, and nothing shared."""
+    """All kinships per pair of people, by a walk from each person: slow, and independent of the package."""
     people = range(len(tree.male))
     parents = [{int(f), int(m)} - {-1} for f, m in zip(tree.father, tree.mother, strict=True)]
     children = [{c for c in people if p in parents[c]} for p in people]
@@ -123,7 +123,7 @@ CLOSENESS = list(dict.fromkeys(KIND.values()))
 
 
 @pytest.mark.parametrize(("people", "seed"), [(25, 3), (120, 0), (160, 1), (200, 2)])
-def test_facts_are_the_kinships_and_all_of_them(people: int, seed: int) -> None:
+def test_facts_match_kinships_by_definition(people: int, seed: int) -> None:
     tree, facts = draw(people, seed)
     expected = kin_by_definition(tree)
     stated = {frozenset((h, t)): KIND[relation] for h, relation, t in facts}
@@ -158,12 +158,12 @@ def test_find_kin_keeps_both_directions_within_a_generation() -> None:
         assert pairs == {(b, a) for a, b in pairs}
 
 
-def test_no_pair_is_stated_twice_in_any_split() -> None:
+def test_each_pair_has_one_fact_over_all_splits() -> None:
     triples = all_triples(family())
     assert len({frozenset((h, t)) for h, _, t in triples}) == len(triples)
 
 
-def test_the_default_graph_is_of_a_useful_shape() -> None:
+def test_default_graph_has_balanced_relations() -> None:
     for seed in range(3):
         graph = family(seed=seed)
         shares = np.bincount(graph.train[:, 1], minlength=graph.num_relations) / len(graph.train)
@@ -183,7 +183,7 @@ def test_near_kin_are_recorded_more_often_than_far_kin() -> None:
         assert abs(recorded[relation] / true[relation] - share) < 0.06
 
 
-def test_children_have_their_father_s_surname() -> None:
+def test_children_have_the_surname_of_their_father() -> None:
     graph = family(300, seed=5)
     father = graph.relations.index("father")
     pairs = [(h, t) for h, r, t in all_triples(graph) if r == father]
@@ -193,7 +193,7 @@ def test_children_have_their_father_s_surname() -> None:
     assert len(set(surname)) > len(SURNAMES) / 2
 
 
-def test_siblings_are_never_stated_between_families() -> None:
+def test_siblings_have_the_same_surname() -> None:
     graph = family(300, seed=5)
     surname = [name.split()[1] for name in graph.entities]
     siblings = {graph.relations.index(name) for name in ("brother", "sister")}
@@ -203,27 +203,27 @@ def test_siblings_are_never_stated_between_families() -> None:
 @pytest.mark.parametrize(
     ("name", "people", "seed"), [("family", 1500, 0), ("Family:60", 60, 0), ("family:60:7", 60, 7)]
 )
-def test_by_name(name: str, people: int, seed: int) -> None:
+def test_family_is_loaded_by_name(name: str, people: int, seed: int) -> None:
     assert load_dataset(name).fingerprint == family(people, seed).fingerprint
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("family:19", "got 19 people, wanted at least 20"),
-        ("family:", "wanted family, family:PEOPLE or family:PEOPLE:SEED"),
-        ("family:ten", "wanted family, family:PEOPLE or family:PEOPLE:SEED"),
-        ("family:50:-1", "wanted family, family:PEOPLE or family:PEOPLE:SEED"),
-        ("family:50:1:2", "wanted family, family:PEOPLE or family:PEOPLE:SEED"),
+        ("family:19", "expected at least 20 people, got 19"),
+        ("family:", "expected family, family:PEOPLE or family:PEOPLE:SEED"),
+        ("family:ten", "expected family, family:PEOPLE or family:PEOPLE:SEED"),
+        ("family:50:-1", "expected family, family:PEOPLE or family:PEOPLE:SEED"),
+        ("family:50:1:2", "expected family, family:PEOPLE or family:PEOPLE:SEED"),
     ],
 )
-def test_wrong_names(name: str, expected: str) -> None:
+def test_wrong_family_names_are_rejected(name: str, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         load_dataset(name)
 
 
-def test_wrong_arguments() -> None:
-    with pytest.raises(InputError, match="got seed -1, wanted 0 or more"):
+def test_wrong_family_arguments_are_rejected() -> None:
+    with pytest.raises(InputError, match="expected a seed of at least 0, got -1"):
         family(seed=-1)
-    with pytest.raises(InputError, match="got 0 people, wanted at least 20"):
+    with pytest.raises(InputError, match="expected at least 20 people, got 0"):
         family(people=0)

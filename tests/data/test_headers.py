@@ -1,4 +1,4 @@
-"""Header rows of files: an evident one is left out and told, another is left out when asked."""
+"""Header rows of files: known titles are skipped with a warning, other headers with an option."""
 
 import gzip
 import json
@@ -45,12 +45,12 @@ def plain(tmp_path: Path) -> KnowledgeGraph:
         "\n\nfrom,edge,to",
     ],
 )
-def test_an_evident_header_is_left_out_and_told(tmp_path: Path, plain: KnowledgeGraph, header: str) -> None:
+def test_known_header_is_skipped_with_a_warning(tmp_path: Path, plain: KnowledgeGraph, header: str) -> None:
     path = tmp_path / "x.csv"
     path.write_text(f"{header}\n{BODY}", encoding="utf-8")
     line = 1 + header.count("\n")
     with pytest.warns(
-        DataWarning, match=rf"x\.csv:{line}: the header '.*' is left out \(--header: .*; --no-he"
+        DataWarning, match=rf"x\.csv:{line}: the header '.*' is skipped: use --header .* or --no-header"
     ):
         assert load_dataset(str(path)).fingerprint == plain.fingerprint
     assert read_quietly(path, header=True).fingerprint == plain.fingerprint
@@ -80,25 +80,25 @@ def test_every_file_of_a_folder_may_have_a_header(
 
 @pytest.mark.filterwarnings("ignore::lightcake_fast.errors.DataWarning")
 @pytest.mark.parametrize("big", [False, True])
-def test_lines_of_messages_count_the_header(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: bool
-) -> None:
+def test_line_numbers_count_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: bool) -> None:
     if big:
         monkeypatch.setattr(numbering, "SMALLEST_BYTES", 0)
     text = "\nhead\trelation\ttail\n\na\tr\tb\n\na\tnew\tb\n"
     write(tmp_path, test=text)
-    with pytest.raises(InputError, match=r"test\.txt:6: relation 'new' has no training triple"):
+    with pytest.raises(
+        InputError, match=r"test\.txt:6: expected a relation with a training triple, got 'new'"
+    ):
         load_dataset(str(tmp_path))
 
 
-def test_any_first_row_is_a_header_when_asked(tmp_path: Path, plain: KnowledgeGraph) -> None:
+def test_header_true_skips_any_first_row(tmp_path: Path, plain: KnowledgeGraph) -> None:
     (tmp_path / "x.csv").write_text("film,fact,value\n" + BODY)
     assert read_quietly(tmp_path / "x.csv", header=True).fingerprint == plain.fingerprint
     assert "film" in read_quietly(tmp_path / "x.csv").entities
 
 
 @pytest.mark.parametrize("header", ["source,target,label", "Tail,Relation,Head"])
-def test_columns_in_another_order_are_refused(tmp_path: Path, header: str) -> None:
+def test_columns_in_another_order_are_rejected(tmp_path: Path, header: str) -> None:
     path = tmp_path / "x.csv"
     path.write_text(f"{header}\n{BODY}")
     for option in (None, True):
@@ -109,8 +109,8 @@ def test_columns_in_another_order_are_refused(tmp_path: Path, header: str) -> No
     assert read_quietly(path, header=False).num_train
 
 
-def test_what_is_no_header_stays(tmp_path: Path) -> None:
-    """Letters in another order, titles of two columns, and triples beside id files, which hold all names."""
+def test_first_rows_without_titles_are_kept(tmp_path: Path) -> None:
+    """Letters in another order, titles of two columns, and triples with id files, which contain all names."""
     for row in ("r,s,t", "head,of,tail", "head,relation,x"):
         (tmp_path / "x.csv").write_text(f"{row}\n{BODY}")
         assert row.split(",")[0] in read_quietly(tmp_path / "x.csv").entities
@@ -126,13 +126,13 @@ def test_what_is_no_header_stays(tmp_path: Path) -> None:
     assert named(read_quietly(tmp_path / "set"), "train")[0] == ("head", "relation", "tail")
 
 
-def test_a_file_of_a_header_alone_has_no_triple(tmp_path: Path) -> None:
+def test_file_with_only_a_header_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("head,relation,tail\n")
-    with pytest.raises(InputError, match="no triple, wanted at least one"):
+    with pytest.raises(InputError, match="expected at least one triple, got none"):
         load_dataset(str(tmp_path / "x.csv"))
 
 
-def test_only_files_of_rows_have_headers(tmp_path: Path) -> None:
+def test_header_is_rejected_for_sources_without_headers(tmp_path: Path) -> None:
     (tmp_path / "x.nt").write_text("<a> <r> <b> .\n")
     for data in ("family:60", "wn18rr", str(tmp_path / "x.nt")):
         with pytest.raises(
@@ -141,11 +141,13 @@ def test_only_files_of_rows_have_headers(tmp_path: Path) -> None:
             load_dataset(data, header=True)
     with pytest.raises(InputError, match=r"^triples: expected no header"):
         KnowledgeGraph.from_triples(ROWS, header=True)
-    with pytest.warns(DataWarning, match=r"triples\[0\]: 'head', 'relation', 'tail' is taken for a triple"):
+    with pytest.warns(
+        DataWarning, match=r"triples\[0\]: the first triple 'head', 'relation', 'tail' looks like a header"
+    ):
         KnowledgeGraph.from_triples([("head", "relation", "tail"), *ROWS])
 
 
-def test_commands_take_the_flag(
+def test_commands_accept_the_header_flag(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -162,7 +164,7 @@ def test_commands_take_the_flag(
     assert train("x.csv", header=True, **SMALL).model.data.num_entities == 40
 
 
-def test_a_run_from_before_the_flag_read_headers_as_triples() -> None:
+def test_old_runs_read_headers_as_triples() -> None:
     saved = train(ROWS, **SMALL).model.config.saved()
     del saved["header"]
     assert TrainingConfig.from_json(json.dumps(saved)).header is False

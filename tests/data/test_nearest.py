@@ -1,4 +1,4 @@
-"""Suggestions for a misspelt name: as `difflib` gives them, among many names too."""
+"""Suggestions for a misspelt name: equal to the suggestions of `difflib`, also among many names."""
 
 import difflib
 import random
@@ -18,7 +18,7 @@ ADDRESSES = [f"http://example.org/resource/of/films/Film_number_{n:06d}_(film)" 
 
 
 def misspelt(name: str, draw: random.Random) -> str:
-    """The name with a letter more, a letter less, or two letters in the wrong order."""
+    """The name with one letter more, one letter less, or two swapped letters."""
     place = draw.randrange(len(name) - 1)
     before, after = name[:place], name[place + 2 :]
     return draw.choice(
@@ -35,7 +35,7 @@ def ratio(name: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("names", [PEOPLE, CODES, ADDRESSES], ids=["people", "codes", "addresses"])
-def test_the_nearest_name_is_as_near_as_any(names: list[str]) -> None:
+def test_first_suggestion_has_the_best_similarity(names: list[str]) -> None:
     draw = random.Random(0)
     for name in draw.sample(names, 8):
         typed = misspelt(name, draw)
@@ -44,14 +44,14 @@ def test_the_nearest_name_is_as_near_as_any(names: list[str]) -> None:
         assert found == sorted(found, key=lambda other: -ratio(typed, other))
 
 
-def test_among_few_names_the_answer_is_that_of_difflib() -> None:
+def test_few_names_give_the_result_of_difflib() -> None:
     draw = random.Random(1)
     for name in draw.sample(PEOPLE, 20):
         typed = misspelt(name, draw)
         assert nearest_names(typed, PEOPLE) == difflib.get_close_matches(typed, PEOPLE)
 
 
-def test_few_of_many_names_are_compared_letter_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_difflib_compares_only_a_shortlist(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[int] = []
     full = difflib.get_close_matches
 
@@ -68,5 +68,5 @@ def test_few_of_many_names_are_compared_letter_by_letter(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("typed", ["", "?", "\ud800", "no such name"])
-def test_no_name_is_near(typed: str) -> None:
+def test_no_suggestion_for_an_unrelated_name(typed: str) -> None:
     assert nearest_names(typed, CODES) == []

@@ -25,7 +25,7 @@ FORMS += ["x" * 300, "x" * 299 + "y", "head", "tail"]
 RELATIONS = ["r", "s", "r ", "relation", "a"]
 DEFECTS = ["\t", "a\tr", "a\tr\tb\tc", "a\t\tb", "a\tr\t", "a\rb\tr\tc", "a\tr\tb\r", "\0\tr\ta"]
 DEFECTS += ["\udcc3\tr\ta"]  # written as the byte 0xc3
-HASHES = [numbering.MULTIPLIER, 1 << 33, 0]  # the last two: of the last byte alone, of nothing
+HASHES = [numbering.MULTIPLIER, 1 << 33, 0]  # the last two depend only on the last byte, and on no byte
 
 forms, relations = st.sampled_from(FORMS), st.sampled_from(RELATIONS)
 rows = st.tuples(forms, relations, forms).map("\t".join)
@@ -34,7 +34,7 @@ files = st.tuples(lines, st.sampled_from(["\n", "\n", "\r\n"]), st.booleans(), s
 
 
 def both_ways(read: Callable[[], KnowledgeGraph], **changed: int) -> tuple[Any, Any]:
-    """What came of reading, or the message, with a Python string for each name and with a hash table."""
+    """Results (or messages) of both readers: with a hash table, and with a Python string per name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(numbering, "SMALLEST_BYTES", 1 << 60)
         expected = outcome(read)
@@ -65,7 +65,7 @@ def outcome(read: Callable[[], KnowledgeGraph]) -> Any:
     multiplier=st.sampled_from(HASHES),
     slots=st.sampled_from([1, 2, 64]),
 )
-def test_both_ways_read_the_same(
+def test_both_readers_give_the_same_graph(
     tmp_path_factory: pytest.TempPathFactory,
     contents: tuple[tuple[list[str], str, bool, bool], ...],
     trained: list[str],
@@ -96,7 +96,7 @@ def test_both_ways_read_the_same(
 
 
 @pytest.mark.parametrize(("multiplier", "count"), list(zip(HASHES, (20_000, 5_000, 500), strict=True)))
-def test_many_names_over_many_blocks(
+def test_both_readers_agree_on_many_names_and_blocks(
     tmp_path: Path, multiplier: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(count)
@@ -110,7 +110,7 @@ def test_many_names_over_many_blocks(
     assert len(found[0]) > count / 2
 
 
-def test_a_file_that_is_split(tmp_path: Path) -> None:
+def test_both_readers_agree_on_a_file_that_is_split(tmp_path: Path) -> None:
     path = tmp_path / "all.tsv"
     path.write_text("".join(f"e{n % 17}\tr{n % 3}\te{n * n % 13}\n" for n in range(200)), "utf-8")
     found, expected = both_ways(lambda: read_file(path))
@@ -118,7 +118,7 @@ def test_a_file_that_is_split(tmp_path: Path) -> None:
     assert found[3]["train"] > 0
 
 
-def test_a_block_may_end_within_no_line(tmp_path: Path) -> None:
+def test_blocks_end_at_line_ends(tmp_path: Path) -> None:
     (path := tmp_path / "x.tsv").write_bytes(b"\xef\xbb\xbfa\tr\tb\r\n\r\n \na\tr\tname")
     file = Table(path, ("head", "relation", "tail"))
     ((data, ends),) = file.read_bytes()
@@ -127,7 +127,7 @@ def test_a_block_may_end_within_no_line(tmp_path: Path) -> None:
     assert file.blank_lines == [2, 3]
 
 
-def test_numbers_go_by_first_appearance() -> None:
+def test_numbers_follow_first_appearance() -> None:
     names = Numbering()
     data = np.frombuffer(b"b|a|b|aa|", np.uint8)
     ends = np.flatnonzero(data == ord("|"))
@@ -137,7 +137,7 @@ def test_numbers_go_by_first_appearance() -> None:
     assert names.names() == ("b", "a", "aa")
 
 
-def test_which_sources_are_big_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_big_tables_are_large_tab_separated_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (small := tmp_path / "small.tsv").write_text("a\tr\tb\n")
     (big := tmp_path / "big.tsv").write_text("a\tr\tb\n" * 100)
     (other := tmp_path / "big.csv").write_text("a,r,b\n" * 100)
@@ -146,17 +146,18 @@ def test_which_sources_are_big_tables(tmp_path: Path, monkeypatch: pytest.Monkey
     def chosen(*paths: Path) -> list[Path]:
         return [table.path for table in big_tables([find(path, "").source for path in paths])]
 
-    assert chosen(big, small) == [big, small]  # big together
+    assert chosen(big, small) == [big, small]  # their total size is large
     assert chosen(small) == chosen(other) == chosen(big, other) == chosen(tmp_path / "none.tsv") == []
     held: list[Source] = [Rows([("a", "r", "b")] * 100, "rows")]
     assert big_tables(held) == []
 
 
-def test_no_place_for_the_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_runs_without_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> NoReturn:
         raise OSError(errno.ENOSPC, "no space left on device")
 
     monkeypatch.setattr(FunctionCache, "save_overload", full)
     assert run_compiled(lambda x: x + 1, 1) == 2
     monkeypatch.undo()
-    assert run_compiled(eval("lambda x: x + 2"), 1) == 3  # of no file, so of no folder to keep it in
+    # without a source file there is no folder for the cache
+    assert run_compiled(eval("lambda x: x + 2"), 1) == 3

@@ -1,4 +1,4 @@
-"""What a big data set's files were made into is kept, and used only for files of the same content."""
+"""The cache of large data sets is used only for files with the same content."""
 
 import errno
 import os
@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the data sets that were read from their own files."""
+    """Names of the data sets that were read from their files, not from the cache."""
     found: list[str] = []
 
     def counted(name: str, *arguments: object, **options: object) -> KnowledgeGraph:
@@ -39,9 +39,7 @@ def assert_equal(actual: KnowledgeGraph, expected: KnowledgeGraph) -> None:
     assert (actual.name, actual.duplicates) == (expected.name, expected.duplicates)
 
 
-def test_the_second_start_reads_what_the_first_one_kept(
-    tmp_path: Path, cache: Path, reads: list[str]
-) -> None:
+def test_second_start_reads_the_cached_copy(tmp_path: Path, cache: Path, reads: list[str]) -> None:
     odd = "名\tr\ta b\n \tr\t\u2028\n" + TRAIN * 2
     first = read_folder(write(tmp_path / "set", train=odd))
     assert_equal(read_folder(tmp_path / "set"), first)
@@ -54,7 +52,7 @@ def test_the_second_start_reads_what_the_first_one_kept(
 @pytest.mark.parametrize(
     "changed", [{"train": TRAIN + "a\tr\ta\n"}, {"entities": ENTITIES}, {"valid": TRAIN}]
 )
-def test_other_content_is_read(
+def test_changed_content_is_read_again(
     tmp_path: Path, cache: Path, reads: list[str], changed: dict[str, str]
 ) -> None:
     before = read_folder(write(tmp_path / "set"))
@@ -63,7 +61,7 @@ def test_other_content_is_read(
     assert reads == ["set", "set"]
 
 
-def test_content_that_changes_while_it_is_read_is_not_kept(
+def test_files_that_change_during_reading_are_not_cached(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write(tmp_path / "set")
@@ -80,7 +78,7 @@ def test_content_that_changes_while_it_is_read_is_not_kept(
 
 
 @pytest.mark.parametrize("content", [b"", b"damaged", None])
-def test_a_damaged_copy_is_made_anew(
+def test_damaged_copy_is_replaced(
     tmp_path: Path, cache: Path, reads: list[str], content: bytes | None
 ) -> None:
     expected = read_folder(write(tmp_path / "set"))
@@ -93,7 +91,7 @@ def test_a_damaged_copy_is_made_anew(
     assert kept.read_bytes() == whole
 
 
-def test_a_cache_that_cannot_be_written_is_none(
+def test_full_cache_is_not_an_error(
     tmp_path: Path, cache: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:
@@ -106,13 +104,13 @@ def test_a_cache_that_cannot_be_written_is_none(
     assert reads == ["set", "set"]
 
 
-def test_mistakes_are_told_as_ever(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(InputError, match=r"train\.txt:1: got 2 fields"):
+def test_input_errors_are_raised_with_the_cache(tmp_path: Path, cache: Path) -> None:
+    with pytest.raises(InputError, match=r"train\.txt:1: expected .*, got 2 fields"):
         read_folder(write(tmp_path / "set", train="a\tb\n"))
     assert not cache.exists()
 
 
-def test_small_sets_leave_no_copy(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_data_sets_are_not_cached(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "SMALLEST_BYTES", 1000)
     read_folder(write(tmp_path / "set"))
     assert not cache.exists()

@@ -32,7 +32,7 @@ TINY = PublicDataset("Tiny", {name: blob_id(content) for name, content in CONTEN
 
 @dataclass
 class Source:
-    """A web server whose answers a test can spoil."""
+    """A web server with answers that a test can damage."""
 
     url: str = ""
     files: dict[str, bytes] = field(default_factory=lambda: {f"/Tiny/{n}": c for n, c in CONTENTS.items()})
@@ -93,13 +93,13 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
 
 
-def test_blob_ids_are_git_s() -> None:
+def test_blob_ids_match_git() -> None:
     assert blob_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
     assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
 @pytest.mark.parametrize("without_length", [False, True])
-def test_download_then_found(source: Source, cache: Path, without_length: bool) -> None:
+def test_downloaded_folder_is_found_again(source: Source, cache: Path, without_length: bool) -> None:
     source.without_length = without_length
     folder = public_folder(TINY, base_url=source.url)
     assert folder == cache / "Tiny"
@@ -108,25 +108,25 @@ def test_download_then_found(source: Source, cache: Path, without_length: bool) 
     assert sorted(source.asked) == sorted(source.files)
 
 
-def test_wrong_content_is_refused(source: Source, cache: Path) -> None:
+def test_wrong_content_is_rejected(source: Source, cache: Path) -> None:
     source.files["/Tiny/train.txt"] = b"a\tr\tc\n"
-    with pytest.raises(InputError, match=r"got 6 bytes with git blob id .*, wanted ") as caught:
+    with pytest.raises(
+        InputError, match=r"expected a download, got 6 bytes with git blob id .* instead of "
+    ) as caught:
         public_folder(TINY, base_url=source.url)
     assert f"{source.url}/Tiny/train.txt" in str(caught.value)
     assert content_of(cache / "Tiny").keys() == {"entities.dict", "relations.dict"}
 
 
 @pytest.mark.parametrize("sent", [0, 1, 70_000, 399_999])
-def test_a_body_cut_short_leaves_nothing(source: Source, cache: Path, sent: int) -> None:
+def test_truncated_download_leaves_no_file(source: Source, cache: Path, sent: int) -> None:
     source.cut["/Tiny/test.txt"] = sent
     with pytest.raises(InputError, match=f"the connection ended after {sent} of 400006 bytes"):
         public_folder(TINY, base_url=source.url)
     assert content_of(cache / "Tiny") == {n: c for n, c in CONTENTS.items() if n != "test.txt"}
 
 
-def test_a_connection_that_breaks_is_tried_again(
-    source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_connection_is_retried(source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     source.cut["/Tiny/test.txt"] = 70_000
 
@@ -142,7 +142,7 @@ def test_a_connection_that_breaks_is_tried_again(
     assert source.asked.count("/Tiny/test.txt") == 3
 
 
-def test_a_body_cut_short_without_length_is_refused(source: Source, cache: Path) -> None:
+def test_truncated_download_without_length_is_rejected(source: Source, cache: Path) -> None:
     source.cut["/Tiny/test.txt"] = 70_000
     source.without_length = True
     with pytest.raises(InputError, match="got 70000 bytes with git blob id"):
@@ -150,7 +150,7 @@ def test_a_body_cut_short_without_length_is_refused(source: Source, cache: Path)
     assert "test.txt" not in content_of(cache / "Tiny")
 
 
-def test_only_what_is_missing_is_fetched_again(source: Source, cache: Path) -> None:
+def test_only_missing_files_are_downloaded_again(source: Source, cache: Path) -> None:
     lost = source.files.pop("/Tiny/valid.txt")
     with pytest.raises(InputError, match="HTTP Error 404"):
         public_folder(TINY, base_url=source.url)
@@ -160,25 +160,25 @@ def test_only_what_is_missing_is_fetched_again(source: Source, cache: Path) -> N
     assert source.asked == ["/Tiny/valid.txt", "/Tiny/test.txt"]
 
 
-def test_offline_says_what_to_put_where(cache: Path) -> None:
+def test_offline_message_says_where_to_put_files(cache: Path) -> None:
     with pytest.raises(InputError) as caught:
         public_folder(TINY, base_url="http://127.0.0.1:1")
     text = str(caught.value)
-    assert "cannot download http://127.0.0.1:1/Tiny/entities.dict" in text
-    assert f"put its files ({', '.join(CONTENTS)}) in a folder called Tiny, and say where" in text
-    assert f"--data-dir DIR or $LIGHTCAKE_FAST_DATA=DIR, or put it in {cache}" in text
+    assert text.startswith("http://127.0.0.1:1/Tiny/entities.dict: expected a download, got ")
+    assert f"try again, or put the files {', '.join(CONTENTS)} into {cache}/Tiny, or into" in text
+    assert text.endswith("DIR/Tiny with --data-dir DIR or $LIGHTCAKE_FAST_DATA=DIR")
     assert text.isprintable()
     assert content_of(cache / "Tiny") == {}
 
 
-def test_a_cache_that_cannot_be_written(source: Source, cache: Path) -> None:
+def test_unwritable_cache_folder_is_an_error(source: Source, cache: Path) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file where the folder belongs")
     with pytest.raises(NotADirectoryError, match=str(cache)):
         public_folder(TINY, base_url=source.url)
 
 
-def test_a_file_appears_whole_or_not_at_all(
+def test_failed_write_leaves_no_partial_file(
     source: Source, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(part: Path, target: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_file_appears_whole_or_not_at_all(
     assert content_of(cache / "Tiny") == {}
 
 
-def test_two_downloads_at_once(source: Source, tmp_path: Path) -> None:
+def test_two_simultaneous_downloads_succeed(source: Source, tmp_path: Path) -> None:
     target = tmp_path / "both"
     with ThreadPoolExecutor(2) as pool:
         for result in [pool.submit(download, TINY, target, source.url) for _ in range(2)]:
@@ -199,7 +199,7 @@ def test_two_downloads_at_once(source: Source, tmp_path: Path) -> None:
     assert content_of(target) == CONTENTS
 
 
-def test_places_are_tried_in_order(
+def test_places_are_searched_in_order(
     source: Source, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, named = tmp_path / "given", tmp_path / "named"
@@ -213,7 +213,7 @@ def test_places_are_tried_in_order(
     assert not source.asked
 
 
-def test_the_exact_folder_name_comes_first(tmp_path: Path) -> None:
+def test_exact_folder_name_has_priority(tmp_path: Path) -> None:
     put(tmp_path / "tiny")
     exact = put(tmp_path / "Tiny")
     assert public_folder(TINY, tmp_path) == exact
@@ -221,8 +221,8 @@ def test_the_exact_folder_name_comes_first(tmp_path: Path) -> None:
     assert public_folder(TINY, tmp_path) == tmp_path / "tiny"
 
 
-def test_data_dir_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="wanted a folder with data sets in it, got no folder"):
+def test_missing_data_dir_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a folder of data sets, got no folder"):
         public_folder(TINY, tmp_path / "nowhere")
 
 
@@ -241,21 +241,23 @@ def test_base_url_pins_a_commit() -> None:
 
 
 @pytest.mark.parametrize("name", PUBLIC_DATASETS)
-def test_blob_ids_of_the_files_at_hand(name: str, public_data: Callable[[str], Path]) -> None:
+def test_blob_ids_of_local_files(name: str, public_data: Callable[[str], Path]) -> None:
     folder = public_data(name)
     for file, wanted in PUBLIC_DATASETS[name].blobs.items():
         if (name, file) != ("nell995", "train.txt"):  # same triples as the public one, in another order
             assert blob_id((folder / file).read_bytes()) == wanted
 
 
-def test_names_are_matched_whatever_their_case(public_data: Callable[[str], Path]) -> None:
+def test_data_set_names_ignore_case(public_data: Callable[[str], Path]) -> None:
     place = public_data("ddb14").parent
     graphs = [load_dataset(name, place) for name in ("ddb14", "DDB14", "Ddb14")]
     assert {graph.name for graph in graphs} == {"ddb14"}
     assert len({graph.fingerprint for graph in graphs}) == 1
 
 
-def test_a_variable_that_names_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_with_a_missing_folder_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTCAKE_FAST_DATA", "/nowhere")
-    with pytest.raises(InputError, match=r"^\$LIGHTCAKE_FAST_DATA: got /nowhere, which is no folder, wanted"):
+    with pytest.raises(
+        InputError, match=r"^\$LIGHTCAKE_FAST_DATA: expected a folder of data sets, got /nowhere"
+    ):
         load_dataset("wn18rr")

@@ -1,4 +1,4 @@
-"""Knowledge graphs from what Python, files and other libraries hold, and back."""
+"""Knowledge graphs from Python objects, files and objects of other libraries, and back."""
 
 import gzip
 import json
@@ -65,7 +65,7 @@ def to_networkx(rows: Sequence[tuple[str, ...]]) -> Any:
     [list, iter, np.array, lambda rows: np.array(rows, object), lambda rows: [list(row) for row in rows]],
     ids=["list", "iterator", "array", "array of objects", "lists"],
 )
-def test_python_s_own(form: Callable[[Any], Any], expected: KnowledgeGraph) -> None:
+def test_python_containers_give_the_same_graph(form: Callable[[Any], Any], expected: KnowledgeGraph) -> None:
     assert_same(KnowledgeGraph.from_triples(form(TRAIN), form(VALID), form(TEST)), expected)
     assert named(expected, "train") == TRAIN[:3]
     assert expected.duplicates == {"train": 1, "valid": 0, "test": 0}
@@ -73,7 +73,9 @@ def test_python_s_own(form: Callable[[Any], Any], expected: KnowledgeGraph) -> N
 
 
 @pytest.mark.parametrize("form", [to_frame, to_other_frame, to_networkx])
-def test_other_libraries_containers(form: Callable[[Any], Any], expected: KnowledgeGraph) -> None:
+def test_containers_of_other_libraries_give_the_same_graph(
+    form: Callable[[Any], Any], expected: KnowledgeGraph
+) -> None:
     graph = KnowledgeGraph.from_triples(form(TRAIN), form(VALID), form(TEST))
     assert {split: sorted(named(graph, split)) for split in ("train", "valid", "test")} == {
         split: sorted(named(expected, split)) for split in ("train", "valid", "test")
@@ -82,7 +84,9 @@ def test_other_libraries_containers(form: Callable[[Any], Any], expected: Knowle
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("suffix", ["tsv", "txt", "csv", "CSV"])
-def test_files(tmp_path: Path, expected: KnowledgeGraph, suffix: str, packed: bool) -> None:
+def test_files_give_the_same_graph(
+    tmp_path: Path, expected: KnowledgeGraph, suffix: str, packed: bool
+) -> None:
     text = CSV if suffix.lower() == "csv" else "".join("\t".join(row) + "\n" for row in TRAIN)
     path = tmp_path / f"films.v2.{suffix}{'.gz' * packed}"
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
@@ -91,7 +95,7 @@ def test_files(tmp_path: Path, expected: KnowledgeGraph, suffix: str, packed: bo
     assert graph.name == "films"
 
 
-def test_comma_separated_values_may_hold_commas_and_quotes(tmp_path: Path) -> None:
+def test_csv_names_may_contain_commas_and_quotes(tmp_path: Path) -> None:
     (tmp_path / "odd.csv").write_text('a,"r, s","b ""c"""\n b,t,"d;e"\n')
     graph = KnowledgeGraph.from_triples(tmp_path / "odd.csv", [("a", "t", "x")], [("a", "t", "y")])
     assert named(graph, "train") == [("a", "r, s", 'b "c"'), (" b", "t", "d;e")]
@@ -117,10 +121,10 @@ def as_n_triples(name: str) -> str:
         (None, list, "triples[2]"),
     ],
 )
-def test_names_with_tabs_and_line_breaks_are_refused(
+def test_names_with_tabs_and_line_breaks_are_rejected(
     tmp_path: Path, file: str | None, write_rows: Callable[[Any], Any], place: str, name: str
 ) -> None:
-    """They would break every tab-separated file that is written of them."""
+    """Such names would break every tab-separated file with them."""
     triples = (
         write_rows([("a", "r", "b"), ("b", "r", "c"), ("b", "r", name)]) if file is None else tmp_path / file
     )
@@ -135,12 +139,12 @@ def test_names_with_tabs_and_line_breaks_are_refused(
     )
 
 
-def test_a_relation_with_a_line_break_is_refused(tmp_path: Path) -> None:
+def test_relation_with_a_line_break_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"test\[1\]: .*, got the relation 'r\\ns'"):
         KnowledgeGraph.from_triples(TRAIN, VALID, [("a", "r", "b"), ("a", "r\ns", "b")])
 
 
-def test_names_of_ids_with_a_line_break_are_refused() -> None:
+def test_names_without_triples_are_checked_for_tabs() -> None:
     class Factory:
         mapped_triples = pytest.importorskip("torch").tensor([[0, 0, 1], [1, 0, 0]])
         num_entities, real_num_relations = 3, 1
@@ -153,10 +157,10 @@ def test_names_of_ids_with_a_line_break_are_refused() -> None:
 
 
 @pytest.mark.parametrize("big", [False, True])
-def test_a_carriage_return_in_a_name_is_refused(
+def test_carriage_return_in_a_name_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, big: bool
 ) -> None:
-    """At the end of a line it would be read as a part of the line's end."""
+    """At the end of a line, the reader would remove it with the line end."""
     if big:
         monkeypatch.setattr(numbering, "SMALLEST_BYTES", 0)
     write(tmp_path, train="a\tr\tb\r\n\nb\ts\tc\nc\r\ts\ta\n", valid="a\tr\tc\n", test="b\tr\ta\n")
@@ -164,7 +168,7 @@ def test_a_carriage_return_in_a_name_is_refused(
         load_dataset(str(tmp_path))
 
 
-def test_line_breaks_around_names_are_trimmed_when_asked(tmp_path: Path) -> None:
+def test_strip_trims_line_breaks_around_names(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('"a\n",r,b\nb,r,"\tc"\n')
     graph = KnowledgeGraph.from_triples(tmp_path / "x.csv", [("a", "r", "c")], [("c", "r", "a")], strip=True)
     assert graph.entities == ("a", "b", "c")
@@ -173,59 +177,65 @@ def test_line_breaks_around_names_are_trimmed_when_asked(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("a,r,b\na,r\n", "x.csv:2: got 2 fields, wanted head,relation,tail"),
-        ('a,"r\n\n",b\na,,b\n', "x.csv:4: got an empty relation, wanted head,relation,tail"),
-        ('a,r,"b\n', "x.csv:1: no comma-separated values"),
-        ("a;r;b\n", "x.csv:1: got 1 field, wanted head,relation,tail"),
-        ("", "x.csv:1: no triple, wanted at least one"),
+        ("a,r,b\na,r\n", "x.csv:2: expected head,relation,tail, got 2 fields"),
+        ('a,"r\n\n",b\na,,b\n', "x.csv:4: expected head,relation,tail, got an empty relation"),
+        ('a,r,"b\n', "x.csv:1: expected comma-separated values, got an error ("),
+        ("a;r;b\n", "x.csv:1: expected head,relation,tail, got 1 field"),
+        ("", "x.csv:1: expected at least one triple, got none"),
     ],
 )
-def test_wrong_comma_separated_values(tmp_path: Path, content: str, problem: str) -> None:
+def test_wrong_csv_files_are_rejected(tmp_path: Path, content: str, problem: str) -> None:
     (tmp_path / "x.csv").write_text(content)
     with pytest.raises(InputError) as caught:
         KnowledgeGraph.from_triples(tmp_path / "x.csv", VALID, TEST)
     assert problem in str(caught.value)
 
 
-def test_the_line_of_a_row_after_a_name_with_a_line_end(tmp_path: Path) -> None:
+def test_line_numbers_after_a_name_with_a_line_end(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text('"a\n",r,b\na,new,b\n')
-    with pytest.raises(InputError, match=r"x\.csv:3: relation 'new' has no training triple"):
+    with pytest.raises(InputError, match=r"x\.csv:3: expected a relation with a training triple, got 'new'"):
         KnowledgeGraph.from_triples(TRAIN, tmp_path / "x.csv", TEST, strip=True)
 
 
-def test_n_triples(tmp_path: Path) -> None:
+def test_n_triples_skip_literals(tmp_path: Path) -> None:
     path = tmp_path / "x.nt"
     path.write_text(TRIPLES + LITERALS)
     held = [("http://x/a", "http://x/r", "_:n1")]
-    with pytest.warns(DataWarning, match=r"x\.nt: 2 triples with a literal are left out"):
+    with pytest.warns(DataWarning, match=r"x\.nt: 2 triples with a literal were skipped"):
         graph = KnowledgeGraph.from_triples(path, held, held)
     assert named(graph, "train") == [
         ("http://x/a", "http://x/r", "http://x/b"),
         ("_:n1", "http://x/r", "http://x/é"),
     ]
     path.write_text(TRIPLES + LITERALS + "<http://x/a> <http://x/r> <http://x/b>\n")
-    with pytest.raises(InputError, match=r"x\.nt:7: got no N-Triples, wanted <head> <relation> <tail> \."):
+    with pytest.raises(
+        InputError, match=r"x\.nt:7: expected <head> <relation> <tail> \. \(N-Triples\), got another"
+    ):
         KnowledgeGraph.from_triples(path, held, held)
     path.write_text(LITERALS + TRIPLES + "<http://x/a> <http://x/s> <http://x/b> .\n")
-    with pytest.raises(InputError, match=r"x\.nt:7: relation 'http://x/s' has no training triple"):
+    with pytest.raises(
+        InputError, match=r"x\.nt:7: expected a relation with a training triple, got 'http://x/s'"
+    ):
         KnowledgeGraph.from_triples(held, held, path)
 
 
-def test_an_escape_of_no_character(tmp_path: Path) -> None:
+def test_invalid_escape_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "x.nt"
     path.write_text("<a> <r> <b> .\n<a> <r> <\\UFFFFFFFF> .\n")
-    with pytest.raises(InputError, match=r"x\.nt:2: got an escape that stands for no character"):
+    with pytest.raises(InputError, match=r"x\.nt:2: expected escapes of Unicode characters, got another"):
         KnowledgeGraph.from_triples(path)
 
 
 @pytest.mark.filterwarnings("ignore::lightcake_fast.errors.DataWarning")
-def test_suffixes_in_capitals(tmp_path: Path) -> None:
+def test_suffixes_ignore_case(tmp_path: Path) -> None:
     path = tmp_path / "X.TSV.GZ"
     path.write_bytes(gzip.compress(b"a\tr\tb\nb\ts\tc\n"))
     assert KnowledgeGraph.from_triples(path, path, path).train.tolist() == [[0, 0, 1], [1, 1, 2]]
 
 
-def test_parquet(tmp_path: Path, expected: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_file_gives_the_same_graph(
+    tmp_path: Path, expected: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frame, pandas = to_other_frame(TRAIN), pytest.importorskip("pandas")
     monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
     assert_same(KnowledgeGraph.from_triples(tmp_path / "x.parquet", VALID, TEST), expected)
@@ -234,11 +244,13 @@ def test_parquet(tmp_path: Path, expected: KnowledgeGraph, monkeypatch: pytest.M
         raise ImportError("pyarrow or fastparquet is required")
 
     monkeypatch.setattr(pandas, "read_parquet", lacking)
-    with pytest.raises(InputError, match=r"x\.parquet: Parquet is read by pandas and pyarrow: pip inst"):
+    with pytest.raises(
+        InputError, match=r"x\.parquet: expected pandas and pyarrow, got an import error: pip inst"
+    ):
         KnowledgeGraph.from_triples(tmp_path / "x.parquet", VALID, TEST)
 
 
-def test_pykeen_and_back(expected: KnowledgeGraph) -> None:
+def test_pykeen_round_trip(expected: KnowledgeGraph) -> None:
     pytest.importorskip("pykeen")
     factories = [expected.to_pykeen(split) for split in ("train", "valid", "test")]
     assert factories[0].num_entities == 4
@@ -247,7 +259,7 @@ def test_pykeen_and_back(expected: KnowledgeGraph) -> None:
     assert graph.entities == expected.entities
 
 
-def test_pyg_and_back(expected: KnowledgeGraph) -> None:
+def test_pyg_round_trip(expected: KnowledgeGraph) -> None:
     pytest.importorskip("torch_geometric")
     data = [expected.to_pyg(split) for split in ("train", "valid", "test")]
     assert data[0].edge_index.tolist() == [[0, 1, 2], [1, 2, 0]]
@@ -259,20 +271,20 @@ def test_pyg_and_back(expected: KnowledgeGraph) -> None:
     assert (graph.entities, graph.relations) == (("0", "1", "2", "3"), ("0", "1"))
     assert graph.train.tolist() == expected.train.tolist()
     del data[0].edge_type
-    with pytest.raises(InputError, match="triples: got Data without edge_type"):
+    with pytest.raises(InputError, match="triples: expected Data with edge_type, got none"):
         KnowledgeGraph.from_triples(*data)
 
 
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"relation_names": ["r", "r"]}, "relations: got the name 'r' twice, wanted one for each id"),
-        ({"entity_names": ["a", "b", "b", "c"]}, "entities: got the name 'b' twice"),
-        ({"relation_names": ["r"]}, "triples: got relation numbers 0 to 1, wanted 0 to 0"),
-        ({"num_nodes": 2, "entity_names": None}, "triples: got head numbers 0 to 2, wanted 0 to 1"),
-        ({"edge_type": [0, -1, 0]}, "triples: got relation numbers -1 to 0, wanted 0 to 1"),
-        ({"edge_index": [[0, 1, 2], [1, -1, 0]]}, "triples: got tail numbers -1 to 1, wanted 0 to 3"),
-        ({"edge_type": [0.0, 1.0, 0.0]}, "triples: got numbers of float64, wanted whole ones"),
+        ({"relation_names": ["r", "r"]}, "relations: expected distinct names, got 'r' twice: rename one"),
+        ({"entity_names": ["a", "b", "b", "c"]}, "entities: expected distinct names, got 'b' twice"),
+        ({"relation_names": ["r"]}, "triples: expected relation ids from 0 to 0, got 0 to 1"),
+        ({"num_nodes": 2, "entity_names": None}, "triples: expected head ids from 0 to 1, got 0 to 2"),
+        ({"edge_type": [0, -1, 0]}, "triples: expected relation ids from 0 to 1, got -1 to 0"),
+        ({"edge_index": [[0, 1, 2], [1, -1, 0]]}, "triples: expected tail ids from 0 to 3, got -1 to 1"),
+        ({"edge_type": [0.0, 1.0, 0.0]}, "triples: expected integer ids, got float64"),
         ({"edge_type": [[0], [1], [0]]}, r"expected edge_type of shape \(3,\), got \(3, 1\)"),
         ({"edge_type": [[1, 0], [0, 1], [1, 0]]}, r"got \(3, 2\): give each edge one .*argmax"),
         ({"edge_type": [0, 1]}, r"triples: expected edge_type of shape \(3,\), got \(2,\)"),
@@ -281,7 +293,9 @@ def test_pyg_and_back(expected: KnowledgeGraph) -> None:
         ({"edge_index": None}, "triples: expected edge_index as a tensor, got none: set edge_index"),
     ],
 )
-def test_pyg_whose_edges_are_wrong(expected: KnowledgeGraph, changed: dict[str, Any], problem: str) -> None:
+def test_pyg_data_with_wrong_edges_is_rejected(
+    expected: KnowledgeGraph, changed: dict[str, Any], problem: str
+) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("torch_geometric")
     data = expected.to_pyg()
@@ -292,7 +306,7 @@ def test_pyg_whose_edges_are_wrong(expected: KnowledgeGraph, changed: dict[str, 
         KnowledgeGraph.from_triples(data, data, data)
 
 
-def test_pyg_whose_names_are_an_array(expected: KnowledgeGraph) -> None:
+def test_pyg_data_with_an_array_of_names(expected: KnowledgeGraph) -> None:
     pytest.importorskip("torch_geometric")
     data = [expected.to_pyg(split) for split in ("train", "valid", "test")]
     for item in data:
@@ -300,7 +314,7 @@ def test_pyg_whose_names_are_an_array(expected: KnowledgeGraph) -> None:
     assert_same(KnowledgeGraph.from_triples(*data), expected)
 
 
-def test_pyg_of_several_types() -> None:
+def test_pyg_heterodata_gives_typed_names() -> None:
     torch = pytest.importorskip("torch")
     data = pytest.importorskip("torch_geometric.data").HeteroData()
     data["author"].num_nodes, data["paper"].num_nodes = 2, 3
@@ -328,36 +342,56 @@ def test_pyg_of_several_types() -> None:
 @pytest.mark.parametrize(
     ("triples", "error", "problem"),
     [
-        ([("a", "r", 7)], TypeError, r"triples\[0\]: got 7 for the tail, wanted a string"),
-        ([*TRAIN, (float("nan"), "r", "b")], TypeError, r"triples\[4\]: got nan for the head"),
-        ([*TRAIN, ("a", None, "b")], TypeError, r"triples\[4\]: got None for the relation"),
-        ([(b"a", "r", "b")], TypeError, r"triples\[0\]: got b'a' for the head"),
-        (np.zeros((2, 3), int), TypeError, r"triples\[0\]: got 0 for the head"),
-        (["arb"], TypeError, r"triples\[0\]: got 'arb', wanted \(head, relation, tail\)"),
-        ([3], TypeError, r"triples\[0\]: got 3, wanted"),
-        ([{"head": "a", "relation": "r", "tail": "b"}], TypeError, r"triples\[0\]: got \{'head': 'a'"),
-        ([{"a", "r", "b"}], TypeError, r"triples\[0\]: got \{.*, wanted \(head, relation, tail\)"),
-        (b"file", TypeError, "triples: got bytes, wanted an array, list or DataFrame"),
-        (7, TypeError, "triples: got int, wanted an array"),
-        ([*TRAIN, ("a", "b")], InputError, r"triples\[4\]: got 2 names, wanted head, relation and tail"),
-        ([*TRAIN, ("a\udc00", "r", "b")], InputError, r"entities: got the name .*udc00', which UTF-8 cannot"),
-        ([*TRAIN, ("a", "", "b")], InputError, r"triples\[4\]: got an empty relation, wanted a name"),
-        ([], InputError, r"triples\[0\]: no triple, wanted at least one"),
-        ("nowhere.tsv", InputError, r"nowhere\.tsv: cannot be read \(No such file or directory\)"),
-        ("films.xlsx", InputError, r"films\.xlsx: got \.xlsx, wanted one of \.tsv, \.txt"),
+        ([("a", "r", 7)], TypeError, r"triples\[0\]: expected a string, got 7 for the tail"),
+        (
+            [*TRAIN, (float("nan"), "r", "b")],
+            TypeError,
+            r"triples\[4\]: expected a string, got nan for the head",
+        ),
+        (
+            [*TRAIN, ("a", None, "b")],
+            TypeError,
+            r"triples\[4\]: expected a string, got None for the relation",
+        ),
+        ([(b"a", "r", "b")], TypeError, r"triples\[0\]: expected a string, got b'a' for the head"),
+        (np.zeros((2, 3), int), TypeError, r"triples\[0\]: expected a string, got 0 for the head"),
+        (["arb"], TypeError, r"triples\[0\]: expected \(head, relation, tail\), got 'arb'"),
+        ([3], TypeError, r"triples\[0\]: expected .*, got 3:"),
+        (
+            [{"head": "a", "relation": "r", "tail": "b"}],
+            TypeError,
+            r"triples\[0\]: expected .*, got \{'head': 'a'",
+        ),
+        ([{"a", "r", "b"}], TypeError, r"triples\[0\]: expected \(head, relation, tail\), got \{"),
+        (b"file", TypeError, "triples: expected an array, list or DataFrame .*, got bytes"),
+        (7, TypeError, "triples: expected an array, .*, got int"),
+        ([*TRAIN, ("a", "b")], InputError, r"triples\[4\]: expected head, relation and tail, got 2 names"),
+        (
+            [*TRAIN, ("a\udc00", "r", "b")],
+            InputError,
+            r"entities: expected names that UTF-8 can encode, got .*udc00'",
+        ),
+        ([*TRAIN, ("a", "", "b")], InputError, r"triples\[4\]: expected a name, got an empty relation"),
+        ([], InputError, r"triples\[0\]: expected at least one triple, got none"),
+        ("nowhere.tsv", InputError, r"nowhere\.tsv: expected a readable file, got No such file or directory"),
+        (
+            "films.xlsx",
+            InputError,
+            r"films\.xlsx: expected a file name that ends in one of \.tsv, .*, got \.xlsx",
+        ),
     ],
 )
-def test_mistakes(triples: Any, error: type[Exception], problem: str) -> None:
+def test_wrong_triples_are_rejected(triples: Any, error: type[Exception], problem: str) -> None:
     with pytest.raises(error, match=problem):
         KnowledgeGraph.from_triples(triples)
 
 
-def test_wrong_containers() -> None:
+def test_wrong_containers_are_rejected() -> None:
     torch = pytest.importorskip("torch")
     hetero = pytest.importorskip("torch_geometric.data").HeteroData()
     hetero["a"].num_nodes = 2
     hetero["a", "to", "b"].edge_index = torch.tensor([[0, 1], [1, 0]])
-    with pytest.raises(InputError, match="triples: node type 'b' has neither num_nodes nor x"):
+    with pytest.raises(InputError, match="triples: expected num_nodes or x for node type 'b', got neither"):
         KnowledgeGraph.from_triples(hetero)
     hetero["b"].num_nodes = 2
     hetero["a", "adj", "b"].adj_t = None
@@ -367,16 +401,16 @@ def test_wrong_containers() -> None:
     hetero["a", "adj", "b"].edge_index = [[0], [1]]
     with pytest.raises(InputError, match="expected edge_index as a tensor, got a list"):
         KnowledgeGraph.from_triples(hetero)
-    with pytest.raises(InputError, match="triples: got columns a, b, wanted head, relation and tail"):
+    with pytest.raises(InputError, match="triples: expected the columns head, relation and tail, got a, b"):
         KnowledgeGraph.from_triples(to_frame([("x", "y")], "ab"))
     networkx = pytest.importorskip("networkx")
-    with pytest.raises(InputError, match="triples: got a DiGraph, wanted a MultiDiGraph"):
+    with pytest.raises(InputError, match="triples: expected a MultiDiGraph, got a DiGraph"):
         KnowledgeGraph.from_triples(networkx.DiGraph())
-    with pytest.raises(InputError, match="got one of them, wanted both"):
+    with pytest.raises(InputError, match="valid and test: expected both or neither, got one"):
         KnowledgeGraph.from_triples(TRAIN, VALID)
 
 
-def test_nothing_is_imported_that_was_not_given() -> None:
+def test_lists_do_not_import_other_libraries() -> None:
     code = (
         "import sys; from lightcake_fast import KnowledgeGraph\n"
         f"KnowledgeGraph.from_triples({MANY!r})\n"
@@ -393,11 +427,11 @@ def test_nothing_is_imported_that_was_not_given() -> None:
     ),
     seed=st.integers(0, 5),
 )
-def test_a_split_keeps_what_it_can(rows: list[tuple[int, int, int]], seed: int) -> None:
+def test_split_keeps_relations_and_counts_lost_entities(rows: list[tuple[int, int, int]], seed: int) -> None:
     triples = np.array(rows)
     relations = np.unique(triples[:, 1])
     if len(rows) - len(relations) < 2:
-        with pytest.raises(InputError, match="none is left to hold out"):
+        with pytest.raises(InputError, match="expected triples for train, valid and test, got "):
             split_triples(triples, 10, 4, (0.5, 0.25, 0.25), seed)
         return
     splits, notes = split_triples(triples, 10, 4, (0.5, 0.25, 0.25), seed)
@@ -412,13 +446,13 @@ def test_a_split_keeps_what_it_can(rows: list[tuple[int, int, int]], seed: int) 
     asked = 2 * max(round(len(rows) / 4), 1)
     held = len(splits[1]) + len(splits[2])
     assert held == min(asked, len(rows) - len(relations))
-    assert any("held out, not" in note for note in notes) == (held < asked)
+    assert any("held out instead of" in note for note in notes) == (held < asked)
     lost = len(np.unique(triples[:, ::2])) - len(np.unique(splits[0][:, ::2]))
     told = "1 entity has" if lost == 1 else f"{lost:,} entities have"
     assert any(note == f"split: {told} no training triple" for note in notes) == (lost > 0)
 
 
-def test_a_split_loses_nobody_where_it_need_not() -> None:
+def test_split_keeps_all_entities_if_possible() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", DataWarning)
         graph = KnowledgeGraph.from_triples(MANY, seed=3)
@@ -428,21 +462,21 @@ def test_a_split_loses_nobody_where_it_need_not() -> None:
     assert graph.fingerprint != KnowledgeGraph.from_triples(MANY, seed=4).fingerprint
     wrong: Any
     for wrong in (-1, "3", 0.5, None):
-        with pytest.raises(InputError, match=f"seed: got {wrong!r}, wanted a whole number of at least 0"):
+        with pytest.raises(InputError, match=f"seed: expected an integer of at least 0, got {wrong!r}"):
             KnowledgeGraph.from_triples(MANY, seed=wrong)
     star = [("hub", f"r{n % 2}", f"leaf{n}") for n in range(50)]
     with pytest.warns(DataWarning, match="split: 10 entities have no training triple"):
         KnowledgeGraph.from_triples(star)
 
 
-def test_one_triple_cannot_be_split() -> None:
-    with pytest.raises(InputError, match=r"^split: got 1 triple of 1 relation: none is left to hold out"):
+def test_one_triple_is_too_few_to_split() -> None:
+    with pytest.raises(InputError, match=r"^split: expected triples .*, got 1 triple of 1 relation"):
         KnowledgeGraph.from_triples([("a", "r", "b")])
 
 
 @pytest.mark.parametrize("split", [(0.8, 0.2), (0.8, 0.1, 0.2), (1, 0, 0), ".8,.1", "a,b,c", 3, None])
-def test_wrong_shares(split: Any) -> None:
-    with pytest.raises(InputError, match=r"split: got .*, wanted three shares above 0 with the sum 1"):
+def test_wrong_shares_are_rejected(split: Any) -> None:
+    with pytest.raises(InputError, match=r"split: expected three positive shares with sum 1, got "):
         parse_shares(split)
 
 
@@ -453,18 +487,19 @@ def test_load_dataset_takes_a_file(tmp_path: Path) -> None:
     assert graph.name == "films"
     assert_same(graph, KnowledgeGraph.from_triples(MANY))
     assert len(load_dataset(str(path), split=".5,.3,.2").train) == 60
-    with pytest.raises(InputError, match=r"split: got '\.8,\.1,\.1' for 'family', wanted it for a file"):
+    with pytest.raises(InputError, match=r"split: expected None for 'family', got '\.8,\.1,\.1'"):
         load_dataset("family", split=".8,.1,.1")
 
 
-def test_statistics_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_statistics_command_reads_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "films.csv"
     path.write_text("".join(",".join(row) + "\n" for row in [*MANY, ("e1 ", "r1", "e2")]))
     assert cli.run(main, [str(path), "--json", "--split", ".5,.3,.2"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["entities"] == 41
     assert err == (
-        f"warning: {path}:201: entity 'e1 ' differs from 'e1' in blanks around it alone; strip trims names\n"
+        f"warning: {path}:201: entity 'e1 ' differs from 'e1' only in white space around it: "
+        "use --strip or strip=True to trim names\n"
     )
     assert cli.run(main, [str(path), "--json", "--strip"]) == 0
     out, err = capsys.readouterr()
@@ -476,18 +511,18 @@ def test_statistics_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     [
         (
             {"train": "head\trelation\ttail\na\tr\tb\nb\ts\tc\n"},
-            "train.txt:1: the header 'head', 'relation', 'tail' is left out",
+            "train.txt:1: the header 'head', 'relation', 'tail' is skipped",
         ),
-        ({"test": "a\tr\tb\nb\ts\ta\n"}, "test: 1 of 2 triples are in train or valid as well"),
+        ({"test": "a\tr\tb\nb\ts\ta\n"}, "test: 1 of 2 triples are also in train or valid"),
         ({"train": "a\tr\tb\nb\ts\tc\n" + "c\tr\ta\n", "test": "head\ts\ttail\n"}, None),
-        ({"train": "a\tr\tb\nb\ts\tc\n\nb \tr\tc\n"}, "train.txt:4: entity 'b ' differs from 'b' in blanks"),
+        ({"train": "a\tr\tb\nb\ts\tc\n\nb \tr\tc\n"}, "train.txt:4: entity 'b ' differs from 'b' only"),
         ({"valid": "a\ts\t\u00a0c\n"}, r"valid.txt:1: entity '\xa0c' differs from 'c'"),
         ({"train": "a\tr\tb\nb\ts\tc\n\ufeffa\tr\tc\n"}, r"train.txt:3: entity '\ufeffa' differs from 'a'"),
         ({"train": "a\tr\tb\nb\ts\tc\nb\tr \tc\nb\t r\tc\n"}, "train.txt:3: relation 'r ' differs from 'r'"),
         ({"train": "a\tr\tb\nb\ts\tc\n d\tr\td \n"}, "train.txt:3: entity 'd ' differs from ' d'"),
     ],
 )
-def test_what_looks_like_a_mistake(tmp_path: Path, changed: dict[str, str], note: str | None) -> None:
+def test_suspicious_names_give_a_warning(tmp_path: Path, changed: dict[str, str], note: str | None) -> None:
     write(tmp_path / "set", **changed)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -502,7 +537,7 @@ def test_what_looks_like_a_mistake(tmp_path: Path, changed: dict[str, str], note
     assert len(graph.notes) == len(found)
 
 
-def test_names_are_trimmed_when_asked(tmp_path: Path) -> None:
+def test_strip_trims_names(tmp_path: Path) -> None:
     plain = load_dataset(str(write(tmp_path / "plain")))
     write(tmp_path / "padded", train=" a\tr\u00a0\tb\n\ufeffb \ts\tc\n", valid="a\ts \tc\n")
     with warnings.catch_warnings():
@@ -515,19 +550,19 @@ def test_names_are_trimmed_when_asked(tmp_path: Path) -> None:
             plain,
         )
     write(tmp_path / "blank", valid="a\ts\t \n")
-    with pytest.raises(InputError, match=r"valid\.txt:1: got a blank tail, wanted a name"):
+    with pytest.raises(InputError, match=r"valid\.txt:1: expected a name, got a blank tail"):
         load_dataset(str(tmp_path / "blank"), strip=True)
 
 
-def test_fingerprints_of_names_with_line_ends() -> None:
-    """Two sets of names must not read the same."""
+def test_fingerprints_of_names_with_line_ends_differ() -> None:
+    """Two different lists of names must not give the same text."""
     one = np.zeros((1, 3), np.int64)
     variants = [("a\nb", "c"), ("a", "b\nc"), ("a\\nb", "c"), ("a\n", "\nc"), ("a", "b"), ("a\\\nb", "c")]
     made = [KnowledgeGraph("x", names, ("r",), one, one, one) for names in variants]
     assert len({graph.fingerprint for graph in made}) == len(variants)
 
 
-def test_repr_is_a_line(expected: KnowledgeGraph) -> None:
+def test_repr_is_one_line(expected: KnowledgeGraph) -> None:
     assert repr(expected) == (
         "KnowledgeGraph('triples', 4 entities, 2 relations, 3 train, 1 valid, 1 test triples)"
     )
@@ -536,18 +571,21 @@ def test_repr_is_a_line(expected: KnowledgeGraph) -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"train": [[0, 0, 1], [1, 1, 2], [0, 0, 1]]}, "train: got 1 rows that came before"),
-        ({"test": [[0, 1, 2], [0, 1, 2], [0, 1, 2]]}, "test: got 2 rows that came before"),
-        ({"entities": ("a", "b", "a")}, "entities: got the name 'a' twice"),
-        ({"relations": ("r", "r")}, "relations: got the name 'r' twice"),
+        ({"train": [[0, 0, 1], [1, 1, 2], [0, 0, 1]]}, "train: expected distinct triples, got 1 duplicates"),
+        ({"test": [[0, 1, 2], [0, 1, 2], [0, 1, 2]]}, "test: expected distinct triples, got 2 duplicates"),
+        ({"entities": ("a", "b", "a")}, "entities: expected distinct names, got 'a' twice"),
+        ({"relations": ("r", "r")}, "relations: expected distinct names, got 'r' twice"),
         ({"entities": ("a", "b\n", "c")}, r"entities: expected names .*, got the name 'b\\n': replace these"),
-        ({"entities": ("a", "", "c")}, "entities: expected a name for each id, got an empty one for id 1"),
-        ({"relations": ("r", "s", "\ud800")}, "relations: got the name .*ud800', which UTF-8 cannot"),
-        ({"train": [[0, 0, 1]]}, "valid: relation 's' has no training triple"),
+        ({"entities": ("a", "", "c")}, "entities: expected a name per id, got an empty name for id 1"),
+        (
+            {"relations": ("r", "s", "\ud800")},
+            "relations: expected names that UTF-8 can encode, got .*ud800'",
+        ),
+        ({"train": [[0, 0, 1]]}, "valid: expected a relation with a training triple, got 's'"),
     ],
 )
-def test_a_graph_of_ids_is_checked_before_it_trains(changed: dict[str, Any], problem: str) -> None:
-    """What a run folder could not be read back with."""
+def test_graph_of_ids_is_checked_before_training(changed: dict[str, Any], problem: str) -> None:
+    """A run folder with such a graph could not be read back."""
     rows = {"train": [[0, 0, 1], [1, 1, 2]], "valid": [[0, 1, 1]], "test": [[0, 1, 2]]}
     parts = {"entities": ("a", "b", "c"), "relations": ("r", "s"), **rows, **changed}
     arrays: dict[str, Any] = {n: np.array(part) if n in rows else part for n, part in parts.items()}

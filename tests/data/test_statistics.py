@@ -20,7 +20,7 @@ def rows(*triples: tuple[int, int, int]) -> np.ndarray[tuple[int, int], np.dtype
     return np.array(triples, dtype=np.int64).reshape(len(triples), 3)
 
 
-def test_figures_of_a_graph_small_enough_to_count_by_hand() -> None:
+def test_statistics_match_hand_counted_values() -> None:
     graph = KnowledgeGraph(
         "hand",
         tuple("abcde"),
@@ -47,8 +47,8 @@ def test_figures_of_a_graph_small_enough_to_count_by_hand() -> None:
     assert figures.test_triples_in_train == 1
 
 
-def test_figures_of_a_graph_with_more_possible_triples_than_64_bits_count() -> None:
-    size = 2**21 + 1  # of entities and of relations: the product of all three sizes is above 2^63
+def test_statistics_of_a_graph_with_more_than_2_63_possible_triples() -> None:
+    size = 2**21 + 1  # number of entities and of relations: the product of all three sizes is above 2^63
     last = size - 1
     graph = KnowledgeGraph(
         "large",
@@ -74,14 +74,14 @@ def test_figures_of_a_graph_with_more_possible_triples_than_64_bits_count() -> N
         ("ddb14", (9_203, 14, 36_561, 4_000, 4_000), (7.9, 2611.5), (146, 118)),
     ],
 )
-def test_figures_of_the_public_sets(
+def test_statistics_of_the_public_data_sets(
     name: str,
     sizes: tuple[int, ...],
     contexts: tuple[float, float],
     unseen: tuple[int, int],
     public_data: Callable[[str], Path],
 ) -> None:
-    """Sizes and contexts are the paper's (its valid and test columns swapped where it swaps them)."""
+    """Sizes and contexts are from the paper, with its swapped valid and test columns put right."""
     figures = compute_statistics(load_dataset(name, public_data(name).parent))
     assert (figures.entities, figures.relations, *figures.triples.values()) == sizes
     assert (round(figures.mean_entity_context, 1), round(figures.mean_relation_context, 1)) == contexts
@@ -99,7 +99,7 @@ def test_nell995_without_id_files_has_unseen_entities(
     assert (figures.entities, figures.unseen_entities) == (63_917, 2_186)
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_statistics_are_printed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(main, ["family:100"]) == 0
     lines = (line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line)
     shown = {label.strip(): value.strip() for _, label, value, _ in lines}
@@ -112,7 +112,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["duplicates dropped (train / valid / test)"] == "0 / 0 / 0"
 
 
-def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_statistics_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(main, ["family:100", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["entities"] == 100
@@ -124,16 +124,16 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ["nowhere"],
-            "error: no data set 'nowhere': wanted one of family, fb15k-237, wn18rr, nell995, ddb14",
+            "error: dataset: expected one of family, fb15k-237, wn18rr, nell995, ddb14, or the path",
         ),
         ([], "error: the following arguments are required: DATASET"),
         (["family", "--jsom"], "error: unrecognized arguments: --jsom"),
         (["family", "--js"], "error: unrecognized arguments: --js"),
-        (["family:3"], "error: family: got 3 people, wanted at least 20"),
-        (["ddb14", "--data-dir", "/nowhere"], "error: /nowhere: wanted a folder with data sets in it"),
+        (["family:3"], "error: family: expected at least 20 people, got 3"),
+        (["ddb14", "--data-dir", "/nowhere"], "error: /nowhere: expected a folder of data sets"),
     ],
 )
-def test_mistakes_take_one_line_and_exit_code_2(
+def test_input_errors_print_one_line_and_exit_with_2(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(main, arguments) == 2
@@ -143,24 +143,26 @@ def test_mistakes_take_one_line_and_exit_code_2(
     assert printed.err.count("\n") == 1
 
 
-def test_a_wrong_file_is_named_with_its_line(tmp_path: Path) -> None:
+def test_message_gives_file_and_line(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text("a\tr\tb\n")
     (tmp_path / "test.txt").write_text("a\tr\tb\na r b\n")
     command = [sys.executable, "-m", "lightcake_fast.data", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wanted = f"error: {tmp_path}/test.txt:2: got 1 field, wanted head<TAB>relation<TAB>tail\n"
+    wanted = (
+        f"error: {tmp_path}/test.txt:2: expected head<TAB>relation<TAB>tail, got 1 field: correct the line\n"
+    )
     assert (done.returncode, done.stdout, done.stderr) == (2, "", wanted)
 
 
-def test_debug_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(main, ["family:3", "--debug"]) == 2
     printed = capsys.readouterr().err
     assert "Traceback" in printed
-    assert printed.splitlines()[-1] == "error: family: got 3 people, wanted at least 20"
+    assert printed.splitlines()[-1] == "error: family: expected at least 20 people, got 3: use more people"
 
 
-def test_what_run_makes_of_an_exception(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_and_messages_of_exceptions(capsys: pytest.CaptureFixture[str]) -> None:
     def raises(error: BaseException) -> Callable[[object], int]:
         def command(_: object) -> int:
             raise error
@@ -182,21 +184,21 @@ def test_what_run_makes_of_an_exception(capsys: pytest.CaptureFixture[str]) -> N
     assert run(lambda _: None, []) == 0
 
 
-def test_help_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run(main, ["--help"])
     assert caught.value.code == 0
     assert "--data-dir" in capsys.readouterr().out
 
 
-def test_a_wrong_value_is_an_input_error() -> None:
+def test_wrong_flag_value_is_an_input_error() -> None:
     parser = ArgumentParser("tool", "A tool.")
     parser.add_argument("--layers", type=int)
     with pytest.raises(InputError, match=r"--layers: invalid int value: 'two' \(see tool --help\)"):
         parser.parse_args(["--layers", "two"])
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_closed_stdout_pipe_exits_with_141() -> None:
     command = [sys.executable, "-m", "lightcake_fast.data", "family:100", "--json"]
     reader, writer = os.pipe()
     os.close(reader)  # before the command can print

@@ -88,7 +88,7 @@ def test_killed_three_times_at_random(long_run: Path, tmp_path: Path, seed: int)
         (["--score", "rescal"], "error: score: got 'rescal', wanted one of distmult, transe, complex"),
         (["--dim", "wide"], "error: argument --dim: invalid int value: 'wide'"),
         (["--device", "tpu"], "error: device: got 'tpu', wanted auto, cpu, cuda or cuda:N"),
-        (["--dataset", "nowhere/to/be/found"], "error: no data set "),
+        (["--dataset", "nowhere/to/be/found"], "error: dataset: expected one of "),
         (["--resume", "nowhere"], "error: nowhere holds no run"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_folder_that_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert cli.run(train, ["--resume", str(folder), "--dataset", "family:60", "--epochs", "2"]) == 2
     assert "last.safetensors: made from another data set" in capfd.readouterr().err
     assert cli.run(train, ["--resume", str(folder), "--dataset", str(tmp_path / "no")]) == 2
-    assert f"no data set '{tmp_path / 'no'}'" in capfd.readouterr().err
+    assert f"got '{tmp_path / 'no'}'" in capfd.readouterr().err
     assert train(["--resume", str(folder), "--dataset", str(moved), "--quiet"]) == 0  # it was finished
     assert train(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0  # the new place is noted
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
