@@ -1,4 +1,4 @@
-"""Metrics from run folders: `python -m lightcake_fast.evaluate RUN`."""
+"""Evaluate run folders: `python -m lightcake_fast.evaluate RUN`."""
 
 import argparse
 import dataclasses
@@ -19,7 +19,7 @@ from lightcake_fast.process import prepare_process
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.progress import METRICS, format_figure, metrics_table
 
-DESCRIPTION = "Rank a split again, from run folders: the figures of training, bit by bit."
+DESCRIPTION = "Evaluate run folders on a split. The metrics are bitwise equal to the metrics of training."
 EPILOG = """\
 examples:
   python -m lightcake_fast.evaluate runs/ddb14
@@ -27,24 +27,25 @@ examples:
   python -m lightcake_fast.evaluate runs/ddb14 --by relation
   python -m lightcake_fast.evaluate runs/context runs/plain --by degree    where does context help?
 
-The degree of a triple is the smaller of its two entities' numbers of training triples.
+The degree of an entity is its number of training triples. The degree of a triple is the smaller degree of its
+two entities.
 """
 
 
 def make_parser() -> cli.ArgumentParser:
-    """The parser of the command's flags."""
+    """Make the command's parser."""
     parser = cli.ArgumentParser("python -m lightcake_fast.evaluate", DESCRIPTION, EPILOG)
     add_run_arguments(parser, several=True)
-    parser.add_argument("--split", choices=SPLITS, default="test", help="default: test")
-    parser.add_argument("--ties", choices=TIES, help="place among equal scores (default: the run's)")
+    parser.add_argument("--split", choices=SPLITS, default="test", help="split to evaluate (default: test)")
+    parser.add_argument("--ties", choices=TIES, help="tie policy (default: the run's)")
     parser.add_argument(
         "--by",
         choices=tuple(GROUPINGS),
         action="append",
         default=[],
-        help="break the split down; may be given for each of them",
+        help="grouping of a breakdown; may be repeated (default: no breakdown)",
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON line for each run")
+    parser.add_argument("--json", action="store_true", help="print one JSON line per run (default: tables)")
     return parser
 
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     """Evaluate the runs.
 
     Raises:
-        InputError: A run folder is wrong, or the runs are of different data sets or, with `--by`, tasks.
+        InputError: A run folder is wrong. The runs have different data sets or, with `--by`, different tasks.
     """
     options = make_parser().parse_args(argv)
     console = Console()
@@ -63,12 +64,16 @@ def main(argv: Sequence[str]) -> None:
         trained = open_run(run, options)
         data, ties = trained.data, options.ties or trained.config.ties
         if fingerprint not in (None, data.fingerprint):
-            raise InputError(f"{run}: is of the data set {data.name}, wanted the one of {options.runs[0]}")
+            raise InputError(
+                f"{run}: expected the data set of {options.runs[0]}, got {data.name}: "
+                "compare runs on the same data set"
+            )
         fingerprint = data.fingerprint
         task = task or trained.config.task
-        if options.by and not options.json and trained.config.task != task:  # ranks side by side
+        if options.by and not options.json and trained.config.task != task:  # one table compares their ranks
             raise InputError(
-                f"{run}: is of the task {trained.config.task!r}, wanted that of {options.runs[0]}, {task!r}"
+                f"{run}: expected the task of {options.runs[0]}, {task!r}, got {trained.config.task!r}: "
+                "compare runs of one task, or use --json"
             )
         ranks[run] = trained.ranks(options.split, ties)
         evaluation = summarise_ranks(ranks[run], data.split(options.split), data.seen_entities).to_dict()
@@ -104,7 +109,7 @@ def _record(
 
 
 def _breakdown_table(by: str, groups: list[Group], ranks: dict[str, Tensor]) -> Table:
-    """All metrics of one run, or the MRR of several side by side."""
+    """Table per group: all metrics of one run, or the MRR of several runs."""
     table = Table()
     table.add_names(by)
     table.add_figures("triples", 7)

@@ -1,4 +1,4 @@
-"""Refined embeddings for other programs: `python -m lightcake_fast.export RUN --to FILE.safetensors`."""
+"""Export refined embeddings: `python -m lightcake_fast.export RUN --to FILE.safetensors`."""
 
 import argparse
 import sys
@@ -12,41 +12,45 @@ from lightcake_fast.inference.result import History
 from lightcake_fast.inference.writing import SUFFIX, check_target, write_embeddings
 from lightcake_fast.process import prepare_process
 
-DESCRIPTION = "Write the refined embeddings of a trained model, with the names of their rows; or its epochs."
+DESCRIPTION = (
+    "Write the refined embeddings of a trained model with their names, or the metrics of its epochs."
+)
 EPILOG = """\
 examples:
-  python -m lightcake_fast.export runs/family --to family.safetensors    one file, names as tensors
-  python -m lightcake_fast.export runs/family --to family                a folder of .npy and .tsv files
-  python -m lightcake_fast.export runs/family --history family.csv       loss and metrics, a line an epoch
+  python -m lightcake_fast.export runs/family --to family.safetensors    one file with embeddings and names
+  python -m lightcake_fast.export runs/family --to family                a folder with .npy and .tsv files
+  python -m lightcake_fast.export runs/family --history family.csv       loss and metrics, one row per epoch
 
-Row i of `entities` is entity i, row r of `relations` is relation r and, in a model with context, row R + r
-its inverse. docs/getting-started.md shows how to read both forms.
+Row i of `entities` is entity i. Row r of `relations` is relation r. In a model with context, row R + r is the
+inverse of relation r. docs/getting-started.md shows how to read both formats.
 """
 
 
 def make_parser() -> cli.ArgumentParser:
-    """The parser of the command's flags."""
+    """Make the command's parser."""
     parser = cli.ArgumentParser("python -m lightcake_fast.export", DESCRIPTION, EPILOG)
     add_run_arguments(parser)
     parser.add_argument(
         "--to",
         metavar="PATH",
         type=Path,
-        help=f"a new file, NAME{SUFFIX}, or a new folder",
+        help=f"new file, NAME{SUFFIX}, or new folder for the embeddings",
     )
-    parser.add_argument("--history", metavar="FILE", type=Path, help="a new .csv file for the epochs")
+    parser.add_argument(
+        "--history", metavar="FILE", type=Path, help="new .csv file for the metrics of the epochs"
+    )
     return parser
 
 
 def main(argv: Sequence[str]) -> None:
-    """Export.
+    """Export embeddings or the metrics of the epochs.
 
     Raises:
-        InputError: The run folder is wrong, or there is something where the export shall go.
+        InputError: The run folder is wrong, or a target exists.
     """
     options = make_parser().parse_args(argv)
     if options.to is None and options.history is None:
-        raise InputError("got neither --to nor --history, wanted one of them")
+        raise InputError("expected --to or --history, got neither: add one of them")
     if options.history is not None:
         history, file = History.read(options.run), check_target(options.history)
         history.to_csv(file)

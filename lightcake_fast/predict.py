@@ -1,4 +1,4 @@
-"""Answers of a trained model: `python -m lightcake_fast.predict RUN --head NAME --tail NAME`."""
+"""Predict with a trained model: `python -m lightcake_fast.predict RUN --head NAME --tail NAME`."""
 
 import argparse
 import dataclasses
@@ -35,9 +35,9 @@ COLUMNS = {
     "triples": TripleScores.columns,
     "questions": EntityPredictions.columns,
 }
-ASKED = "?"  # in place of a name in a file of questions
-TOP = {"relation": 5, "entity": 10}  # answers, if not told
-DESCRIPTION = "Predict relations of pairs, or entities, with a trained model; or score given triples."
+ASKED = "?"  # marks the missing entity in a file of questions
+TOP = {"relation": 5, "entity": 10}  # default number of answers
+DESCRIPTION = "Predict relations of pairs, predict entities, or score triples with a trained model."
 EPILOG = """\
 examples:
   python -m lightcake_fast.predict runs/family --head "Hiro Bauer 370" --tail "Nils Ito 1026" --explain
@@ -46,66 +46,82 @@ examples:
   python -m lightcake_fast.predict runs/family --head A --tail B --relation aunt --explain    why not aunt?
   cut -f 1,3 test.txt | python -m lightcake_fast.predict runs/family --pairs - --json > relations.jsonl
   python -m lightcake_fast.predict runs/family --triples test.txt > scores.tsv
-with a run that was trained for --task entity:
+with a run that was trained with --task entity:
   python -m lightcake_fast.predict runs/who --head "Hiro Bauer 370" --relation aunt          whose aunt?
   python -m lightcake_fast.predict runs/who --tail "Nils Ito 1026" --relation aunt --explain
   python -m lightcake_fast.predict runs/who --head A --relation aunt --tail B --explain      why not B?
   python -m lightcake_fast.predict runs/who --questions questions.tsv > answers.tsv
 
-A probability says that it is this relation, given that exactly one holds between the two: those of all
-relations sum to one, and do not say whether any holds. `in training` marks what the training split has.
---pairs reads head<TAB>tail lines and writes a line for each pair and rank, or with --json for each pair;
---triples reads head<TAB>relation<TAB>tail lines and writes each with its score, probability and rank;
---questions reads such lines with ? for the head or the tail and writes a line for each answer.
-A name that is not in the data is answered by the vectors that training with --unseen-rate learned.
+A probability assumes that exactly one relation holds for the pair. The probabilities of all relations sum to
+one. They do not say whether any relation holds. `in training` marks triples of the training split.
+--pairs reads head<TAB>tail lines. It writes one line per pair and rank, or with --json one line per pair.
+--triples reads head<TAB>relation<TAB>tail lines. It writes each triple with score, probability and rank.
+--questions reads such lines with ? for the head or the tail. It writes one line per answer.
+Unknown entities use the learned unknown-entity embedding (see --unseen-rate).
 """
 
 
 def make_parser() -> cli.ArgumentParser:
-    """The parser of the command's flags."""
+    """Make the command's parser."""
     parser = cli.ArgumentParser("python -m lightcake_fast.predict", DESCRIPTION, EPILOG)
     add_run_arguments(parser)
-    parser.add_argument("--head", metavar="NAME", help="first entity, as in the data")
-    parser.add_argument("--tail", metavar="NAME", help="second entity")
-    parser.add_argument("--pairs", metavar="FILE", help="many pairs, from a file or - for stdin")
-    parser.add_argument("--triples", metavar="FILE", help="triples to score, from a file or - for stdin")
+    parser.add_argument("--head", metavar="NAME", help="name of the head")
+    parser.add_argument("--tail", metavar="NAME", help="name of the tail")
+    parser.add_argument("--pairs", metavar="FILE", help="file with pairs, or - for stdin")
+    parser.add_argument("--triples", metavar="FILE", help="file with triples to score, or - for stdin")
     parser.add_argument(
-        "--questions", metavar="FILE", help="triples with ? for what is asked, from a file or - for stdin"
+        "--questions", metavar="FILE", help="file with questions, ? for the missing entity, or - for stdin"
     )
     parser.add_argument(
-        "--top", type=int, metavar="K", help="answers, and triples of --explain (default: 5, entities 10)"
+        "--top",
+        type=int,
+        metavar="K",
+        help="number of answers and of context triples (default: 5, entities 10)",
     )
     parser.add_argument(
-        "--explain", action="store_true", help="show the context triples that the likeliest answer rests on"
+        "--explain", action="store_true", help="show the context triples that explain the answer"
     )
     parser.add_argument(
         "--relation",
         metavar="NAME",
-        help="explain this relation, likely or not; or ask for an entity with it",
+        help="relation to explain (default: the likeliest), or the relation of a question for an entity",
     )
-    parser.add_argument("--figure", metavar="FILE", type=Path, help="draw them: .png, .svg or .pdf")
-    parser.add_argument("--json", action="store_true", help="print a JSON line for each pair or triple")
+    parser.add_argument(
+        "--figure", metavar="FILE", type=Path, help="file for a figure of the explanation: .png, .svg or .pdf"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON line per pair, triple or question (default: tables, TSV)",
+    )
     return parser
 
 
 def main(argv: Sequence[str]) -> None:
-    """Predict.
+    """Predict or score, and print the answers.
 
     Raises:
-        InputError: Flags, run folder, names or pairs are wrong.
+        InputError: The flags, the run folder, a name or a file is wrong.
     """
     options = make_parser().parse_args(argv)
     given = [name is not None for name in (options.head, options.tail)]
     asks = any(given) and not all(given)
     if asks and options.relation is None:
-        raise InputError("got one of --head and --tail, wanted both, or --relation to ask for the other")
+        raise InputError(
+            "expected --head and --tail, got one of them: add the other, or add --relation to predict it"
+        )
     if any(given) + sum(getattr(options, kind) is not None for kind in COLUMNS) != 1:
-        raise InputError("wanted either --head and --tail, or --pairs, or --triples, or --questions")
+        raise InputError(
+            "expected --head and --tail, or --pairs, or --triples, or --questions, got none or several: "
+            "use one of them"
+        )
     explains = options.explain or options.figure is not None
     if explains and not any(given):
-        raise InputError("--explain and --figure are for one pair or question: wanted --head, --tail")
+        raise InputError(
+            "--explain and --figure: expected one pair or question, got a file: use --head, --tail"
+        )
     if options.relation is not None and not explains and not asks:
-        raise InputError("--relation says what to explain: wanted --explain or --figure beside it")
+        raise InputError("--relation: expected --explain or --figure, got neither: add one of them")
     if options.figure is not None:
         check_figure(options.figure)
     trained = open_run(options.run, options)
@@ -127,7 +143,7 @@ def _one(trained: TrainedModel, options: argparse.Namespace) -> None:
 
 
 def _one_entity(trained: TrainedModel, options: argparse.Namespace) -> None:
-    """Answer for the one of head and tail that is not given; of both, the tail is explained as the answer."""
+    """Predict the missing head or tail. If both are given, the tail is the answer to explain."""
     answer = options.tail if options.head is not None else None
     question = (options.head, options.relation, options.tail if options.head is None else None)
     (prediction,) = trained.predict_entities([question], options.top)
@@ -151,10 +167,12 @@ def _show(
     else:
         _print_answer(trained, prediction, explanation if options.explain else None)
     if options.figure is not None and explanation is not None:
-        # last: whatever becomes of the picture, the answer is there
+        # drawn last: an error in drawing does not hide the answer
         missing = draw(explanation, options.figure)
         if missing:
-            print(f"figure: no installed font has {missing!r}; boxes stand for them", file=sys.stderr)
+            print(
+                f"figure: no installed font has {missing!r}: boxes replace these characters", file=sys.stderr
+            )
 
 
 def _print_answer(
@@ -178,7 +196,7 @@ def _print_answer(
             f"{explanation.probability:.4f}, rank {explanation.rank}",
             soft_wrap=True,
         )
-        console.print("share: of the score, gone without the triple or term; p without: the probability then")
+        console.print("share: relative loss of score without the part; p without: probability without it")
         for title, table in explanation_tables(explanation, console.width):
             console.print_table(title, table)
 
@@ -188,11 +206,13 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
     trained.check_task("entity" if kind == "questions" else "relation")
     given = getattr(options, kind)
     if given == "-" and sys.stdin is None:
-        raise InputError(f"{kind}: got a closed stdin, wanted lines of {', '.join(FIELDS[kind])}")
+        raise InputError(
+            f"{kind}: expected lines of {', '.join(FIELDS[kind])}, got a closed stdin: use a file"
+        )
     header = "" if options.json else "\t".join(COLUMNS[kind]) + "\n"
     name = "stdin" if given == "-" else given
     console = Console(stderr=True)
-    # rich would send what is printed meanwhile to the bar's console, which is stderr
+    # without redirect_stdout=False, rich prints the answers to the bar's console: stderr
     progress = Progress(console=console, transient=True, redirect_stdout=False)
     with (
         nullcontext(sys.stdin.buffer) if given == "-" else Path(name).expanduser().open("rb") as file,
@@ -203,7 +223,8 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
         rows = _checked(trained, file, name, kind)
         while block := list(islice(rows, ROWS_PER_BLOCK)):
             answers = _answers(trained, block, kind, options.top)
-            print(header, end="")  # not before there is a row: an error stands alone
+            # printed after the first row is read, so that an early error prints no header
+            print(header, end="")
             header = ""
             if options.json:
                 lines = (json_line(dataclasses.asdict(answer)) for answer in answers)
@@ -213,7 +234,7 @@ def _many(trained: TrainedModel, options: argparse.Namespace) -> None:
                 print(line)
             if size is not None:
                 progress.update(task, completed=file.tell())
-    print(header, end="")  # of a file without rows
+    print(header, end="")  # a file without rows still gets a header
 
 
 def _answers(
@@ -225,7 +246,7 @@ def _answers(
 
 
 def _checked(trained: TrainedModel, file: BinaryIO, name: str, kind: str) -> Iterator[list[str]]:
-    """The rows of a file; a name that cannot be answered is an error with its line."""
+    """Yield the rows of a file; errors about names give the line."""
     for place, names in read_rows(file, name, kind):
         try:
             if kind == "questions":

@@ -1,4 +1,6 @@
-"""Callbacks of `lightcake_fast.train` that hand the figures of each epoch to a tracker; an extra for each.
+"""Callbacks of `lightcake_fast.train` that send the metrics of each epoch to a tracker.
+
+Each tracker needs the extra with its name, for example `lightcake_fast[wandb]`.
 
 lightcake_fast.train("ddb14", callbacks=to_tensorboard("logs/ddb14"))
 """
@@ -14,7 +16,7 @@ Callback = Callable[[dict[str, Any]], None]
 
 
 def to_tensorboard(folder: str | Path) -> Callback:
-    """A callback that writes event files into a folder, which `tensorboard --logdir` shows as they grow.
+    """Make a callback that writes event files to a folder, for `tensorboard --logdir`.
 
     Raises:
         InputError: tensorboard is missing.
@@ -30,10 +32,10 @@ def to_tensorboard(folder: str | Path) -> Callback:
 
 
 def to_wandb(**options: Any) -> Callback:
-    """A callback that logs to a new run of Weights & Biases, which lasts until `wandb.finish()` or the exit.
+    """Make a callback that logs to a new Weights & Biases run, until `wandb.finish()` or the program exit.
 
     Args:
-        options: What `wandb.init` takes: project, name, config, mode="offline" and so on.
+        options: Arguments of `wandb.init`, such as project, name, config and mode="offline".
 
     Raises:
         InputError: wandb is missing.
@@ -43,7 +45,7 @@ def to_wandb(**options: Any) -> Callback:
 
 
 def to_mlflow() -> Callback:
-    """A callback that logs to MLflow's active run, or to one that MLflow starts.
+    """Make a callback that logs to the active MLflow run, or to a run that MLflow starts.
 
     Raises:
         InputError: mlflow is missing.
@@ -53,12 +55,12 @@ def to_mlflow() -> Callback:
 
 
 def figures(record: dict[str, Any]) -> dict[str, float]:
-    """The numbers of an epoch's record by names such as valid/all/mrr; without those that there are not."""
+    """The metrics of an epoch's record, with names such as valid/all/mrr and without missing values."""
     return {name: value for name, value in flat(record, "/") if name != "epoch" and value is not None}
 
 
 def flat(record: dict[str, Any], separator: str, prefix: str = "") -> list[tuple[str, Any]]:
-    """The values of nested dicts, each under its keys with a separator between them."""
+    """Flatten nested dicts: join the keys of each value with a separator."""
     found: list[tuple[str, Any]] = []
     for key, value in record.items():
         if isinstance(value, dict):
@@ -73,5 +75,6 @@ def _imported(package: str, module: str | None = None) -> Any:
         return import_module(module or package)
     except ImportError as error:
         raise InputError(
-            f"{package} is missing ({error}): pip install 'lightcake_fast[{package}]'"
+            f"{package}: expected an installed package, got an error ({error}): "
+            f"pip install 'lightcake_fast[{package}]'"
         ) from error

@@ -1,4 +1,4 @@
-"""Trained models in use: relations predicted and explained, a split evaluated, embeddings handed on."""
+"""Inference with trained models: prediction, explanation, evaluation and export of embeddings."""
 
 from lightcake_fast.inference.answers import (
     Candidate,

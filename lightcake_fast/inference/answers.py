@@ -1,4 +1,4 @@
-"""What a trained model answers: plain values, ready for JSON and pandas, and tables of embeddings."""
+"""Answers of a trained model: plain values for JSON and pandas, and tables of embeddings."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Candidate:
 
     Attributes:
         relation: Name of the relation.
-        probability: p(r | h, t), a softmax over all R relations: that it is this one, given that exactly one
-            relation holds between the two. It does not say whether any does.
-        in_training: Whether the training split has the triple already.
+        probability: p(r | h, t), a softmax over all R relations. It assumes that exactly one relation holds
+            for the pair. It does not say whether any relation holds.
+        in_training: Whether the triple is in the training split.
     """
 
     relation: str
@@ -36,8 +36,8 @@ class Prediction:
     Attributes:
         head: Name of the head.
         tail: Name of the tail.
-        relations: The likeliest first.
-        notes: What to know about the answer: an entity of which nothing was learned.
+        relations: Candidates, the likeliest first.
+        notes: Warnings about unknown and unseen entities.
     """
 
     head: str
@@ -47,16 +47,16 @@ class Prediction:
 
 
 class Predictions(Tabular, list[Prediction]):
-    """A `Prediction` for each pair, in order."""
+    """One `Prediction` per pair, in order."""
 
     columns = ("head", "tail", "rank", "relation", "probability", "in_training", "note")
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each pair and relation: head, tail, rank, relation, probability, in_training, note."""
+        """One row per pair and relation: head, tail, rank, relation, probability, in_training, note."""
         return frame(self.columns, self.rows())
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """These rows, as `columns` names their values."""
+        """Yield the rows of `to_pandas`; `columns` names the values."""
         for p in self:
             for rank, c in enumerate(p.relations, 1):
                 yield p.head, p.tail, rank, c.relation, c.probability, c.in_training, "; ".join(p.notes)
@@ -68,9 +68,9 @@ class EntityCandidate:
 
     Attributes:
         entity: Name of the entity.
-        probability: p(t | h, r), a softmax over all N entities: that it is this one, given that exactly one
-            is asked for. Where a question has several answers they share it.
-        in_training: Whether the training split has the triple already.
+        probability: p(t | h, r), or p(h | r, t) for a head: a softmax over all N entities. It assumes exactly
+            one correct answer. Several correct answers share the probability.
+        in_training: Whether the triple is in the training split.
     """
 
     entity: str
@@ -83,11 +83,11 @@ class EntityPrediction:
     """The likeliest entities for a question.
 
     Attributes:
-        head: Name of the head; None if it is asked for.
+        head: Name of the head; None if the question asks for the head.
         relation: Name of the relation.
-        tail: Name of the tail; None if it is asked for.
-        entities: The likeliest first.
-        notes: What to know about the answer: an entity of which nothing was learned.
+        tail: Name of the tail; None if the question asks for the tail.
+        entities: Candidates, the likeliest first.
+        notes: Warnings about unseen entities.
     """
 
     head: str | None
@@ -98,25 +98,25 @@ class EntityPrediction:
 
     @property
     def asked(self) -> str:
-        """What is asked for: "head" or "tail"."""
+        """The missing part: "head" or "tail"."""
         return "head" if self.head is None else "tail"
 
     def triple(self, entity: str) -> tuple[str, str, str]:
-        """(head, relation, tail) with an entity as the answer."""
+        """(head, relation, tail) with `entity` as the answer."""
         return self.head or entity, self.relation, self.tail or entity
 
 
 class EntityPredictions(Tabular, list[EntityPrediction]):
-    """An `EntityPrediction` for each question, in order."""
+    """One `EntityPrediction` per question, in order."""
 
     columns = ("head", "relation", "tail", "asked", "rank", "probability", "in_training", "note")
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each question and answer: the triple with it, what was asked, rank and the figures."""
+        """One row per question and answer: the completed triple, the missing part, rank and figures."""
         return frame(self.columns, self.rows())
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """These rows, as `columns` names their values."""
+        """Yield the rows of `to_pandas`; `columns` names the values."""
         for p in self:
             for rank, c in enumerate(p.entities, 1):
                 note = "; ".join(p.notes)
@@ -125,17 +125,17 @@ class EntityPredictions(Tabular, list[EntityPrediction]):
 
 @dataclass(frozen=True)
 class TripleScore:
-    """How a model scores a given triple.
+    """Score of a given triple.
 
     Attributes:
         head: Name of the head.
         relation: Name of the relation.
         tail: Name of the tail.
-        score: The relation's score psi of the pair, the logit of its probability.
-        probability: As in `Candidate`.
-        rank: Its place among all R relations, 1 for the likeliest; of equal scores the first place.
-        in_training: Whether the training split has the triple.
-        notes: As in `Prediction`.
+        score: Score psi of the relation for the pair: the logit of the probability.
+        probability: See `Candidate`.
+        rank: Rank among all R relations, from 1. Equal scores get the best of their ranks.
+        in_training: Whether the triple is in the training split.
+        notes: See `Prediction`.
     """
 
     head: str
@@ -149,30 +149,30 @@ class TripleScore:
 
 
 class TripleScores(Tabular, list[TripleScore]):
-    """A `TripleScore` for each triple, in order."""
+    """One `TripleScore` per triple, in order."""
 
     columns = ("head", "relation", "tail", "score", "probability", "rank", "in_training", "note")
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each triple: head, relation, tail, score, probability, rank, in_training, note."""
+        """One row per triple: head, relation, tail, score, probability, rank, in_training, note."""
         return frame(self.columns, self.rows())
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """These rows, as `columns` names their values."""
+        """Yield the rows of `to_pandas`; `columns` names the values."""
         for s in self:
             yield (*(getattr(s, name) for name in self.columns[:-1]), "; ".join(s.notes))
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """The tables as pairs are scored with them, in CPU memory.
+    """The refined tables that score pairs, in CPU memory.
 
     Attributes:
         entities: Refined entities `[N, d]`.
-        relations: Refined relations, R rows and, for a model with context, R more of the inverses.
-        seen: Bool `[N]`, entities with a training triple; the vectors of unknown entities, where there are
-            any, stand for the others.
-        others: The model's other parameters by their own names: bias, vectors of unknown entities, normals.
+        relations: Refined relations `[R, d]`, or `[2R, d]` with inverses for a model with context.
+        seen: Bool `[N]`, whether an entity has a training triple. For the other entities, a model uses its
+            learned unknown-entity embeddings, if it has them.
+        others: Other parameters by name, for example bias, unknown-entity embeddings and normals.
         entity_names: N names.
         relation_names: R names.
     """
@@ -190,14 +190,14 @@ class ContextTriple:
     """A training triple in a context.
 
     Attributes:
-        head: Name of the head; the triple stands as in the data, also where its inverse is the context.
+        head: Name of the head, in the direction of the data, also if the context contains the inverse.
         relation: Name of the relation.
         tail: Name of the tail.
-        weights: Its alpha (entity context) or beta (relation context) in each layer, the first first.
-        score_without: The answer's score with the triple and its inverse out of the graph.
-        probability_without: Its probability then.
-        share: The part of the size of the score that goes with it: (score - score_without) / |score|.
-            Negative for a triple that speaks against the answer.
+        weights: alpha (entity context) or beta (relation context) per layer, in the order of the layers.
+        score_without: Score of the answer without the triple and its inverse in the graph.
+        probability_without: Probability of the answer without them.
+        share: Relative loss of score without them: (score - score_without) / |score|. It is negative if the
+            triple lowers the score.
     """
 
     head: str
@@ -215,9 +215,9 @@ class Context:
 
     Attributes:
         of: "head", "tail" or "relation".
-        name: Its name.
-        size: Its triples in all. Their weights sum to one in each layer.
-        triples: Those of the largest mean weight, the largest first.
+        name: Name of the entity or relation.
+        size: Number of triples in the context. Their weights sum to one in each layer.
+        triples: Triples with the largest mean weights, in descending order.
     """
 
     of: str
@@ -228,21 +228,21 @@ class Context:
 
 @dataclass(frozen=True)
 class Term:
-    """A part of a score, or a relation in it.
+    """A part of a score, or one relation of such a part.
 
     Attributes:
-        of: "context", the layers with all that they gather; "profile of head" or "profile of tail", the
-            entity's training triples counted by relation; "links", the relations known of the pair; or
-            "paths", the two triples by two that lead from head to tail through a third entity.
-        relation: Name of the relation, of a path's first triple; None for the part as a whole.
-        inverse: Whether the entity is the relation's tail, a link leads from tail to head, or the path's
-            first triple to the head.
-        count: Its triples, or its paths.
-        score_without: As in `ContextTriple`, without this.
-        probability_without: As in `ContextTriple`, without this.
-        share: As in `ContextTriple`. Shares need not add up to one: parts work together.
-        second: Name of the relation of a path's second triple; None for what is no path.
-        second_inverse: Whether the tail is that triple's head.
+        of: The part. "context": all context layers. "profile of head" and "profile of tail": the entity's
+            training triples, counted by relation. "links": the known relations of the pair. "paths": paths of
+            two triples from head to tail through a third entity.
+        relation: Name of the relation; for a path, the relation of its first triple. None for a whole part.
+        inverse: The direction. True for a profile if the entity is the tail of the triple. True for a link
+            from tail to head. True for a path if the head entity is the tail of the first triple.
+        count: Number of triples or paths.
+        score_without: See `ContextTriple`, without this part.
+        probability_without: See `ContextTriple`, without this part.
+        share: See `ContextTriple`. Shares need not sum to one, because parts interact.
+        second: For a path, the relation of its second triple; otherwise None.
+        second_inverse: For a path, whether the tail entity is the head of the second triple.
     """
 
     of: str
@@ -262,20 +262,20 @@ _OF_TERMS = ("count", "inverse", "second", "second_inverse")
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Tabular):
-    """What an answer rests on, the likeliest or one that was named: a relation of a pair, or an entity.
+    """Explanation of an answer: the relation of a pair, or an entity.
 
     Attributes:
         head: Name of the head.
         relation: Name of the relation.
         tail: Name of the tail.
-        score: The answer's score, the logit of its probability.
-        probability: As in `Candidate` or `EntityCandidate`.
-        rank: Its place among all R relations or N entities, 1 for the likeliest.
+        score: Score of the answer: the logit of its probability.
+        probability: See `Candidate` or `EntityCandidate`.
+        rank: Rank among all R relations or N entities, from 1.
         likeliest: The likeliest answer.
-        contexts: Those of head, tail and relation that the model refines with.
-        terms: The parts that the model has, each before its relations of the largest share.
-        notes: As in `Prediction`.
-        asked: Which of the three is the answer: "relation", "head" or "tail".
+        contexts: Contexts of head, tail and relation, if the model uses them.
+        terms: Parts of the score. After each part follow its relations with the largest shares.
+        notes: See `Prediction`.
+        asked: The part of the triple that is the answer: "relation", "head" or "tail".
     """
 
     head: str
@@ -292,27 +292,27 @@ class Explanation(Tabular):
 
     @property
     def title(self) -> str:
-        """The answer with its figures, and the notes."""
+        """The answer with score, probability and rank, and the notes."""
         answer = f"explanation of {self.relation!r} from {self.head!r} to {self.tail!r}"
         figures = f"score {self.score:.4f}, probability {self.probability:.4f}, rank {self.rank}"
         return "\n".join([f"{answer}: {figures}", *(f"note: {note}" for note in self.notes)])
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns of `to_pandas`."""
+        """Columns of `to_pandas`."""
         weights = (f"weight_{layer}" for layer in range(1, self._layers + 1))
         return ("of", "name", "head", "relation", "tail", *weights, *_FIGURES, *_OF_TERMS)
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each context triple, then a row for each term: context, profiles, links and paths.
+        """One row per context triple, then one row per term (context, profiles, links and paths).
 
-        A context triple has of, name and the fields of `ContextTriple`, the weights as weight_1 and so on. A
-        term has the fields of `Term`; relation and inverse are missing for the term as a whole.
+        A context triple has `of`, `name` and the fields of `ContextTriple`; the weights are `weight_1` and so
+        on. A term has the fields of `Term`; a whole part has no `relation` and `inverse`.
         """
         return frame(self.columns, self.rows())
 
     def plot(self) -> "Figure":
-        """The figure of `predict --figure`, which a notebook shows; `.savefig("why.png")` writes it.
+        """Draw the figure of `predict --figure`. A notebook shows it; `.savefig(path)` writes it.
 
         Raises:
             InputError: matplotlib is missing.
@@ -322,7 +322,7 @@ class Explanation(Tabular):
         return plotted(self)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """These rows, as `columns` names their values; None for what a row lacks."""
+        """Yield the rows of `to_pandas`; None means a missing value."""
         for context in self.contexts:
             for t in context.triples:
                 triple = (t.head, t.relation, t.tail)

@@ -1,4 +1,4 @@
-"""The arguments that all commands on a run share."""
+"""Shared arguments of the commands that read run folders."""
 
 import argparse
 
@@ -8,20 +8,28 @@ from lightcake_fast.scores import import_score
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add the run folder (or `several`) and where to compute."""
+    """Add arguments for a run folder (or `several`), its data set and the device."""
     parser.add_argument(
         "runs" if several else "run",
         metavar="RUN",
         nargs="+" if several else None,
-        help="run folder that the training made",
+        help="run folder of a training",
     )
     parser.add_argument(
-        "--dataset", metavar="FOLDER", help="where the run's data set lies now, if it has moved"
+        "--dataset", metavar="FOLDER", help="new place of the data set, if it has moved (default: the run's)"
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="public data sets' folder (default: the run's)")
-    parser.add_argument("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:N (default: the run's)")
-    parser.add_argument("--score", metavar="MODULE:NAME", help="the run's own score, whose code is run")
-    parser.add_argument("--backend", choices=BACKENDS, help="kernels of the layers (default: the run's)")
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="folder of the public data sets (default: the run's)"
+    )
+    parser.add_argument(
+        "--device", metavar="DEVICE", help="device: auto, cpu, cuda or cuda:N (default: the run's)"
+    )
+    parser.add_argument(
+        "--score", metavar="MODULE:NAME", help="custom score of the run; its code is executed"
+    )
+    parser.add_argument(
+        "--backend", choices=BACKENDS, help="back end of the context layers (default: the run's)"
+    )
 
 
 def open_run(run: str, options: argparse.Namespace) -> TrainedModel:

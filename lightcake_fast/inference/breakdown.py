@@ -1,4 +1,4 @@
-"""A split cut into groups, to see where a model is right."""
+"""Groups of triples of a split, for a breakdown of the metrics."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from lightcake_fast.data import KnowledgeGraph
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Triples of a split that belong together.
+    """A group of triples of a split.
 
     Attributes:
-        name: What they share.
-        rows: int64 `[K]`, their places in the split.
+        name: Name of the group.
+        rows: int64 `[K]`, row numbers in the split.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Group:
 
 
 def by_relation(graph: KnowledgeGraph, split: str) -> list[Group]:
-    """A group for each relation of the split, the most frequent first."""
+    """One group per relation of the split, the most frequent first."""
     relations = graph.split(split)[:, 1]
     counts = np.bincount(relations, minlength=graph.num_relations)
     order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
@@ -30,10 +30,10 @@ def by_relation(graph: KnowledgeGraph, split: str) -> list[Group]:
 
 
 def by_degree(graph: KnowledgeGraph, split: str) -> list[Group]:
-    """A group for each range of degrees: 0, 1, 2-3, 4-7 and so on.
+    """One group per range of degrees: 0, 1, 2-3, 4-7 and so on.
 
-    A triple's degree is the smaller of those of its head and tail: the training triples of the entity that
-    the model knows less of.
+    The degree of an entity is its number of training triples. The degree of a triple is the smaller degree of
+    its head and tail.
     """
     heads, tails = graph.train[:, 0], graph.train[:, 2]
     ends = np.concatenate([heads, tails[tails != heads]])
@@ -44,7 +44,7 @@ def by_degree(graph: KnowledgeGraph, split: str) -> list[Group]:
 
 
 def _range(digits: int) -> str:
-    """The numbers of so many binary digits."""
+    """Range of the numbers with this number of binary digits, as text."""
     low, high = (1 << digits) >> 1, (1 << digits) - 1
     return str(low) if low == high else f"{low}-{high}"
 

@@ -1,4 +1,4 @@
-"""Questions for entities: (head, relation, ?) and (?, relation, tail), answered from a model's scores."""
+"""Entity prediction: the likeliest entities for (head, relation, ?) and (?, relation, tail)."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from lightcake_fast.training.experiment import Experiment
 
 
 class Question(NamedTuple):
-    """A question in names and ids.
+    """A question with names and ids.
 
     Attributes:
-        asked: What it asks, without answers.
-        ids: Of the known entity and of the relation, R more where the head is asked for.
+        asked: The question, without answers.
+        ids: Ids of the known entity and of the relation; a question for the head adds R to the relation id.
     """
 
     asked: EntityPrediction
@@ -27,23 +27,25 @@ class Question(NamedTuple):
 
 
 def probabilities_of(scores: Tensor) -> Tensor:
-    """The softmax of scores `(B, ...)` over a row, in float64.
+    """The softmax of scores `[B, C]` over each row, in float64.
 
     Raises:
-        InputError: Scores are NaN or infinite.
+        InputError: A score is NaN or infinite.
     """
     probabilities = scores.double().softmax(1)
     if not torch.isfinite(probabilities).all():
-        raise InputError("the scores are NaN or infinite: wanted a run whose training did not diverge")
+        raise InputError(
+            "scores: expected finite scores, got NaN or infinite scores: use a run that did not diverge"
+        )
     return probabilities
 
 
 class EntityRanking:
-    """All entities as answers, from one refinement of the tables.
+    """Rank all entities as answers.
 
     Args:
         experiment: The model and its data.
-        refined: The tables.
+        refined: Refined entities and relations.
     """
 
     def __init__(self, experiment: Experiment, refined: tuple[Tensor, Tensor]) -> None:
@@ -51,10 +53,10 @@ class EntityRanking:
         self._known = KnownEntities(self._data.train, self._data.num_relations)
 
     def answer(self, questions: Sequence[Question], top: int) -> Iterator[EntityPrediction]:
-        """The `top` likeliest entities of each, in blocks of at most `SCORES_PER_BLOCK` scores.
+        """Yield the `top` likeliest entities per question, in blocks of at most `SCORES_PER_BLOCK` scores.
 
         Raises:
-            InputError: Scores are NaN or infinite.
+            InputError: A score is NaN or infinite.
         """
         size = max(1, SCORES_PER_BLOCK // self._data.num_entities)
         for start in range(0, len(questions), size):

@@ -1,4 +1,4 @@
-"""What a prediction rests on: context triples, counts, links and paths; the score without each of them."""
+"""Explain a prediction: the score without each context triple, count, link or path."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -23,12 +23,12 @@ from lightcake_fast.ops import context_weights
 from lightcake_fast.training.experiment import Experiment
 
 ASKED = ("head", "relation", "tail")
-# of the evidence
+# names of the evidence parts
 PARTS = {"head": "profile of head", "tail": "profile of tail", "links": "links", "paths": "paths"}
 
 
 class _Change(NamedTuple):
-    """What is left of the answer's score without something; as the fields of `ContextTriple` by this name."""
+    """The score of the answer without one part. See the fields of `ContextTriple` with these names."""
 
     score_without: float
     probability_without: float
@@ -36,14 +36,14 @@ class _Change(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A triple with an answer in it.
+    """A triple that contains the answer to explain.
 
     Attributes:
-        ids: Of head, relation and tail; N for an unknown head or tail.
-        names: Likewise.
-        asked: Which of the three is the answer: "relation", "head" or "tail".
+        ids: Ids of head, relation and tail; N for an unknown head or tail.
+        names: Names of head, relation and tail.
+        asked: The part that is the answer: "relation", "head" or "tail".
         likeliest: The likeliest answer.
-        notes: As in `Prediction`.
+        notes: See `Prediction`.
     """
 
     ids: tuple[int, int, int]
@@ -54,16 +54,16 @@ class Case(NamedTuple):
 
 
 class Explainer:
-    """One question: why this answer?
+    """Explain one answer of a model.
 
     Args:
         experiment: The model and its graph.
-        refine: Gives tables for the model's scores, refined without the masked triples (bool `(T,)`, or
-            None).
-        case: The answer, with what it answers.
+        refine: Function of a mask (bool `[T]`, or None). It returns the tables, refined without the masked
+            triples.
+        case: The answer and its question.
 
     Raises:
-        InputError: The model has no context layers that can be read, no profile, links or paths.
+        InputError: The model has no LightCAKE layers, profile, links or paths.
     """
 
     def __init__(
@@ -75,18 +75,19 @@ class Explainer:
         self._experiment, self._refine, self._case = experiment, refine, case
         head, relation, tail = case.ids
         self._answer = dict(zip(ASKED, case.ids, strict=True))[case.asked]
-        # heads are asked for by the inverse relation
+        # a question for the head uses the inverse relation
         self._relation = relation + experiment.data.num_relations * (case.asked == "head")
         self._pair = torch.tensor([[head, tail]], device=experiment.device)
         self._evidence = experiment.model.evidence(experiment.graph, self._pair)
         if self._evidence is None and not _is_layered(experiment.model):
             raise InputError(
-                "the run's model has no context layers (LightCAKE's), profile, links or paths to explain with"
+                "explain: expected a model with LightCAKE layers, profile, links or paths, "
+                "got one without them: train a model with at least one"
             )
         self._whole = self._scores()
 
     def explain(self, top: int) -> Explanation:
-        """The answer, with so many triples of each context and relations of each term."""
+        """Explain with the `top` triples per context and the `top` relations per term."""
         model, whole, answer = self._experiment.model, self._whole, self._answer
         contexts = self._contexts(model, top) if _is_layered(model) else ()
         return Explanation(
@@ -102,7 +103,7 @@ class Explainer:
         )
 
     def _scores(self, mask: Tensor | None = None, evidence: Evidence | None = None) -> Tensor:
-        """Scores of all answers without the triples of `mask` in the context, or on other evidence."""
+        """Scores of all answers: without the triples of `mask` in the context, or with other evidence."""
         if self._case.asked == "relation":
             return self._experiment.scores(self._refine(mask), self._pair, evidence)[0]
         known = self._pair[:, 1 if self._case.asked == "head" else 0]
@@ -126,7 +127,7 @@ class Explainer:
         entries = {of: rows.nonzero()[:, 0] for of, rows in members.items()}
         layers = list(self._weights(model, entries))
 
-        @cache  # a triple may lie in several contexts
+        @cache  # a triple may be in several contexts
         def left_out(triple: int) -> _Change:
             mask = torch.zeros(graph.num_triples, dtype=torch.bool, device=graph.device)
             mask[triple] = True
@@ -148,7 +149,7 @@ class Explainer:
 
     @torch.no_grad()
     def _weights(self, model: LightCAKE, entries: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        """The weights of the context triples numbered `entries`, of every layer on its own input."""
+        """Yield the weights of the context triples `entries` per layer, each layer on its real input."""
         graph, backend = self._experiment.graph, self._experiment.config.backend
         entities, relations = model.inputs(graph)
         for layer in range(model.layers):
@@ -172,7 +173,7 @@ class Explainer:
             yield from self._term(of, self._evidence, getattr(self._evidence, of), top)
 
     def _term(self, of: str, evidence: Evidence, rows: Weighed | PathKinds, top: int) -> Iterator[Term]:
-        """A part of the evidence as a whole, and its relations of the largest share."""
+        """A part of the evidence as a whole, and its `top` relations with the largest shares."""
 
         def without(entries: int | slice) -> _Change:
             changed: dict[str, Any] = {of: _lighter(rows, entries)}
@@ -185,14 +186,14 @@ class Explainer:
             for place, (relation, count, then) in enumerate(
                 zip(rows.relation.tolist(), counts, second, strict=True)
             )
-            if count  # the others fill the list up
+            if count  # a count of 0 means padding
         ]
         whole = without(slice(None))
         yield Term(PARTS[of], None, False, sum(counts), *whole)
         yield from sorted(entries, key=lambda entry: -abs(entry.share))[:top]
 
     def _named(self, relation: int | None) -> tuple[str | None, bool]:
-        """The name of one of the 2R relations, and whether it is an inverse."""
+        """Name of one of the 2R relations, and whether it is an inverse."""
         if relation is None:
             return None, False
         inverse, raw = divmod(relation, self._experiment.data.num_relations)
@@ -200,12 +201,12 @@ class Explainer:
 
 
 def _lighter(rows: Weighed | PathKinds, entries: int | slice) -> Weighed | PathKinds:
-    """The same with entries that weigh nothing."""
+    """Copy `rows` with weight 0 for the given entries."""
     weight = rows.weight.clone()
     weight[entries] = 0
     return rows._replace(weight=weight)
 
 
 def _is_layered(model: RelationModel) -> TypeGuard[LightCAKE]:
-    """Whether a model has contexts with weights to read."""
+    """Whether the model has context layers with readable weights."""
     return isinstance(model, LightCAKE) and model.layers > 0

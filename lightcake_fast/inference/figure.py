@@ -1,4 +1,4 @@
-"""The neighbourhood that a prediction rests on, as a picture."""
+"""Draw an explanation: the neighborhoods of head and tail, and the parts of the score."""
 
 import io
 import textwrap
@@ -19,33 +19,35 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".svg", ".pdf")
 FOR, AGAINST, PREDICTED, INK = "#2166ac", "#d6604d", "#1b7837", "#333333"
-MIN_WIDTH, MAX_WIDTH = 0.8, 6.0  # points, for weights of 0 and 1
+MIN_WIDTH, MAX_WIDTH = 0.8, 6.0  # line widths in points, for weights 0 and 1
 MAX_NAME = 26
 
 Point = tuple[float, float]
 
 
 def check_matplotlib(what: str) -> None:
-    """Tell early whether figures can be drawn.
+    """Check early that matplotlib is installed; `what` starts the message.
 
     Raises:
-        InputError: matplotlib is missing; the message names what needs it.
+        InputError: matplotlib is missing.
     """
     if find_spec("matplotlib") is None:
-        raise InputError(f"{what}: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'")
+        raise InputError(
+            f"{what}: expected matplotlib, which is missing: pip install 'lightcake_fast[plots]'"
+        )
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, in inches, that a notebook shows.
+    """Make an empty figure, with its size in inches. A notebook shows it.
 
     Raises:
         InputError: matplotlib is missing.
     """
     check_matplotlib("plot")
-    from matplotlib.figure import Figure  # the figure's own class: pyplot would keep global state
+    from matplotlib.figure import Figure  # without pyplot, which keeps global state
 
     class Picture(Figure):
-        """A figure with the method by which Jupyter shows it, also before pyplot is imported."""
+        """A figure that Jupyter can show without pyplot."""
 
         def _repr_png_(self) -> bytes:
             png = io.BytesIO()
@@ -56,31 +58,34 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def check_figure(path: Path) -> None:
-    """Tell early whether `draw` can write to `path`.
+    """Check early that `draw` can write to `path`.
 
     Raises:
-        InputError: matplotlib is missing, the suffix is none of `SUFFIXES`, or there is no such folder.
+        InputError: matplotlib is missing, the suffix is not in `SUFFIXES`, or the folder does not exist.
     """
     if path.suffix.lower() not in SUFFIXES:
-        raise InputError(f"figure: got {path.name!r}, wanted a name that ends in {', '.join(SUFFIXES)}")
+        raise InputError(
+            f"figure: expected a name that ends in {', '.join(SUFFIXES)}, got {path.name!r}: "
+            "change the suffix"
+        )
     if not path.expanduser().parent.is_dir():
-        raise InputError(f"figure: wanted an existing folder, got {path.parent}")
+        raise InputError(f"figure: expected an existing folder, got {path.parent}: create it")
     check_matplotlib("figure")
 
 
 def draw(explanation: "Explanation", path: Path) -> str:
-    """Draw head and tail between their neighbours; a line's width is its weight in the last layer.
+    """Draw head and tail between their neighbors. The width of a line is the weight in the last layer.
 
-    Below stand the pairs of the relation's context, and bars for what profile, links and paths give, where
-    the model has them. Lines and bars are blue where the score falls without them, red where it rises. Names
-    are text, whatever signs of mathematics they hold.
+    Below are the pairs of the relation's context, and one bar per term (profile, links and paths). A line or
+    bar is blue if the score falls without it, and red if the score rises. Names are plain text, without
+    mathematical notation.
 
     Args:
-        explanation: What to draw.
-        path: The picture; its suffix says which format.
+        explanation: The explanation.
+        path: The file; its suffix sets the format.
 
     Returns:
-        The characters that no installed font has; boxes stand for them.
+        The characters without an installed font. Boxes replace them.
 
     Raises:
         InputError: See `check_figure`.
@@ -92,7 +97,7 @@ def draw(explanation: "Explanation", path: Path) -> str:
 
 
 def plotted(explanation: "Explanation") -> "Figure":
-    """The figure of `draw`, for a notebook.
+    """Make the figure of `draw`, for a notebook.
 
     Raises:
         InputError: matplotlib is missing.
@@ -100,13 +105,13 @@ def plotted(explanation: "Explanation") -> "Figure":
     check_matplotlib("plot")
     with _fonts(explanation):
         figure = _drawn(explanation)
-        figure.draw_without_rendering()  # makes the ticks, which take the fonts of now
+        figure.draw_without_rendering()  # creates the ticks while the fonts are set
     return figure
 
 
 @contextmanager
 def _fonts(explanation: "Explanation") -> Iterator[str]:
-    """Fonts for all names, as plain text; gives the characters that no installed font has."""
+    """Set fonts for all names; yield the characters without an installed font."""
     from matplotlib import rc_context
 
     families, missing = families_for(_names(explanation))
@@ -116,7 +121,7 @@ def _fonts(explanation: "Explanation") -> Iterator[str]:
 
 
 def _names(explanation: "Explanation") -> set[str]:
-    """All names that the figure shows."""
+    """All names in the figure."""
     triples = [triple for context in explanation.contexts for triple in context.triples]
     names = {explanation.head, explanation.relation, explanation.tail}
     relations = [name for term in explanation.terms for name in (term.relation, term.second)]
@@ -130,7 +135,7 @@ def _drawn(explanation: "Explanation") -> "Figure":
     pairs = [t for context in explanation.contexts if context.of == "relation" for t in context.triples]
     rows = max([len(context.triples) for context in near], default=0)
     terms = [term for term in explanation.terms if term.share]
-    terms = terms if len(terms) > 1 else []  # the context alone is drawn already
+    terms = terms if len(terms) > 1 else []  # with only the context, bars would show nothing new
     heights = [max(3.4, 0.68 * rows), 0.45 + 0.32 * len(pairs), *[0.5 + 0.25 * len(terms)][: len(terms)]]
     figure = new_figure(12, sum(heights) + 0.9)
     title = (
@@ -154,10 +159,10 @@ def _draw_legend(figure: Any) -> None:
     from matplotlib.lines import Line2D
 
     lines: dict[str, dict[str, Any]] = {
-        "the relation explained": {"color": PREDICTED, "linewidth": 2.0, "linestyle": "--"},
+        "explained relation": {"color": PREDICTED, "linewidth": 2.0, "linestyle": "--"},
         "without it the score falls": {"color": FOR, "linewidth": 2.0},
         "without it the score rises": {"color": AGAINST, "linewidth": 2.0},
-        "width and number: its weight in the last layer": {"color": INK, "linewidth": MAX_WIDTH},
+        "width and number: weight in the last layer": {"color": INK, "linewidth": MAX_WIDTH},
     }
     handles = [Line2D([], [], label=label, **look) for label, look in lines.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
@@ -180,7 +185,7 @@ def _draw_neighbours(
 
 
 def _draw_entity(axes: Any, label: str, place: Point, *, end: bool) -> None:
-    """A dot with its name: outside for the columns, above or below for those between."""
+    """Draw a dot with its name: on the outer side in side columns, above or below it in the middle."""
     x, y = place
     axes.plot([x], [y], "o", color=INK, ms=11 if end else 7, zorder=3)
     if end or x == 0:
@@ -195,7 +200,7 @@ def _draw_entity(axes: Any, label: str, place: Point, *, end: bool) -> None:
 
 
 def _neighbour_places(near: Sequence["Context"], ends: dict[str, Point]) -> dict[str, Point]:
-    """Neighbours of the head in a column on the left, of the tail on the right, of both in the middle."""
+    """Points of neighbors: left for the head, right for the tail, in the middle for both."""
     sides: dict[str, set[str]] = {}
     for context in near:
         for triple in context.triples:
@@ -209,7 +214,7 @@ def _neighbour_places(near: Sequence["Context"], ends: dict[str, Point]) -> dict
 
 
 def _spread(count: int, *, middle: bool) -> Iterator[float]:
-    """Heights of a column; the middle one keeps clear of the line between head and tail."""
+    """Heights of a column. The middle column leaves space for the line between head and tail."""
     for n in range(count):
         if middle:
             step = n // 2 / max(1, (count + 1) // 2)
@@ -221,10 +226,10 @@ def _spread(count: int, *, middle: bool) -> Iterator[float]:
 def _lines(
     near: Sequence["Context"], ends: Container[str]
 ) -> dict[tuple[str, str], dict[tuple[str, str, str], "ContextTriple"]]:
-    """The triples that share a line: those of an end and its neighbour, whatever their direction.
+    """Group triples by line. All triples of an end and a neighbor share a line, in both directions.
 
-    Between head and tail each direction has a line of its own. A triple of both contexts counts with the
-    larger weight.
+    Between head and tail, each direction has a separate line. A triple in both contexts has its larger
+    weight.
     """
     lines: dict[tuple[str, str], dict[tuple[str, str, str], ContextTriple]] = {}
     for context in near:
@@ -249,7 +254,7 @@ def _draw_line(
     *,
     aside: bool,
 ) -> None:
-    """Draw a line of `_lines`, bent `aside` from that of the prediction where it joins the same two."""
+    """Draw a line of `_lines`; with `aside`, bend it away from the line of the prediction."""
     widest = max(triples.values(), key=lambda triple: triple.weights[-1])
     heads = {head for head, _, _ in triples}
     arrow = ("<|" if stop in heads else "") + "-" + ("|>" if start in heads else "")
@@ -269,7 +274,7 @@ def _draw_pairs(
 ) -> None:
     axes.set_ylim(len(pairs) - 0.3, -1.0)
     if pairs:
-        title = f"pairs that shape the relation {labels[relation]}"
+        title = f"context pairs of the relation {labels[relation]}"
         axes.text(0, -0.6, title, ha="center", size=9, color=INK)
     for row, triple in enumerate(pairs):
         color = _color(triple)
@@ -284,7 +289,7 @@ def _draw_pairs(
 def _draw_terms(
     axes: Any, explanation: "Explanation", terms: Sequence["Term"], labels: Mapping[str, str]
 ) -> None:
-    """A bar per term, as long as its share of the score; the relations of a term are indented below it."""
+    """Draw one bar per term, with its share as length. Relations of a term are indented below it."""
     names = [term_text(explanation, term, labels.__getitem__) for term in terms]
     axes.barh(range(len(terms)), [t.share for t in terms], color=[_color(t) for t in terms], height=0.6)
     axes.axvline(0, color=INK, linewidth=0.8)
@@ -292,12 +297,12 @@ def _draw_terms(
     axes.invert_yaxis()
     texts = axes.get_yticklabels()
     widest = max(text.get_window_extent().width for text in texts) * 72 / axes.figure.dpi
-    axes.tick_params(axis="y", length=0, pad=widest + 4)  # room for labels that start at the left
+    axes.tick_params(axis="y", length=0, pad=widest + 4)  # space for left-aligned labels
     for text in texts:
         text.set_horizontalalignment("left")
     axes.xaxis.set_major_formatter(lambda share, _: f"{share:+.0%}")
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_title("share of the score that is gone without it", size=9, color=INK)
+    axes.set_title("share of the score that is lost without it", size=9, color=INK)
     axes.spines[["left", "top", "right"]].set_visible(False)
 
 
@@ -335,12 +340,12 @@ def _color(part: "ContextTriple | Term") -> str:
 
 
 def _paper() -> dict[str, Any]:
-    """White behind a text, so that lines do not cross it."""
+    """White background of a text, so that lines do not cross it."""
     return {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 
 def shortened(names: Iterable[str]) -> dict[str, str]:
-    """Labels of names: long ones lose their middle, as little of it as keeps different names different."""
+    """Labels of names. Long names lose a part of their middle; labels stay distinct."""
     labels: dict[str, str] = {}
     size, left = MAX_NAME, set(names)
     while left:

@@ -1,4 +1,4 @@
-"""Fonts for names in any script: those that matplotlib takes by default, then whatever is installed."""
+"""Fonts for names in any script: the default fonts of matplotlib, then other installed fonts."""
 
 import logging
 import warnings
@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 
 def families_for(texts: Iterable[str]) -> tuple[list[str], str]:
-    """Font families that draw all texts together, and the characters that no installed font has.
+    """Font families that together draw all texts, and the characters without an installed font.
 
-    The charmaps of other fonts are read only where the default lacks a character.
+    Other fonts are read only if the default fonts lack a character.
     """
     from matplotlib import font_manager, rcParams
 
@@ -17,7 +17,7 @@ def families_for(texts: Iterable[str]) -> tuple[list[str], str]:
     missing = {ord(character) for text in texts for character in text if character.isprintable()}
     for family in families:
         missing -= _drawn(font_manager.findfont(font_manager.FontProperties(family=[family])), missing)
-    tried = {*families, "Last Resort High-Efficiency"}  # which comes with matplotlib: a box for everything
+    tried = {*families, "Last Resort High-Efficiency"}  # a font of matplotlib that draws boxes
     for font in sorted(font_manager.fontManager.ttflist, key=lambda font: (font.name, str(font.weight))):
         if not missing:
             break
@@ -33,7 +33,7 @@ def families_for(texts: Iterable[str]) -> tuple[list[str], str]:
 
 @contextmanager
 def no_warnings() -> Iterator[None]:
-    """Draw without matplotlib's line for each character and weight that a font lacks."""
+    """Suppress matplotlib's warnings about missing characters and font weights."""
     log = logging.getLogger("matplotlib.font_manager")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -46,14 +46,14 @@ def no_warnings() -> Iterator[None]:
 
 
 def _drawn(path: str, characters: set[int]) -> set[int]:
-    """Those of the characters that a font file can draw."""
+    """The characters that a font file can draw."""
     from matplotlib.ft2font import FT2Font
 
     try:
         font = FT2Font(path)
         found = characters & font.get_charmap().keys()
         font.set_size(10, 72)
-        for character in sorted(found)[:1]:  # fonts of bitmaps, as of coloured emoji, fail here
+        for character in sorted(found)[:1]:  # bitmap fonts, for example colored emoji, fail here
             font.load_char(character)
     except (OSError, RuntimeError):
         return set()

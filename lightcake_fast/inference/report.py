@@ -1,4 +1,4 @@
-"""Answers as tables for a terminal."""
+"""Terminal tables of predictions and explanations."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
         Term,
     )
 
-READABLE = 36  # columns that the names of a triple want
+READABLE = 36  # minimum width for the names of a triple
 
 
 def prediction_table(prediction: "Prediction") -> Table:
-    """The likeliest relations of a pair."""
+    """Table of the likeliest relations of a pair."""
     return _candidates_table(
         "relation", ((c.relation, c.probability, c.in_training) for c in prediction.relations)
     )
 
 
 def entity_table(prediction: "EntityPrediction") -> Table:
-    """The likeliest entities for a question."""
+    """Table of the likeliest entities for a question."""
     return _candidates_table(
         prediction.asked, ((c.entity, c.probability, c.in_training) for c in prediction.entities)
     )
@@ -45,13 +45,13 @@ def _candidates_table(title: str, candidates: Iterable[tuple[str, float, bool]])
 
 
 def explanation_tables(explanation: "Explanation", width: int) -> Iterator[tuple[str, Table]]:
-    """A title and a table for what the score is made of, and for each context that is not empty.
+    """Yield titles and tables: first the parts of the score, then each non-empty context.
 
-    `share` is the part of the score that goes when the triple is left out, `p without` the probability then.
-    The tables are for so many columns of a terminal.
+    `share` is the relative loss of score without the triple, and `p without` is the probability without it.
+    `width` is the width of the terminal.
     """
     if explanation.terms:
-        yield "what the score is made of", _terms_table(explanation)
+        yield "parts of the score", _terms_table(explanation)
     for context in explanation.contexts:
         if context.triples:
             held = sum(triple.weights[-1] for triple in context.triples)
@@ -65,7 +65,7 @@ def explanation_tables(explanation: "Explanation", width: int) -> Iterator[tuple
 def _context_table(context: "Context", width: int) -> Table:
     symbol = "beta" if context.of == "relation" else "alpha"
     layers = list(range(len(context.triples[0].weights)))
-    others = 25  # the frame, share and p without
+    others = 25  # width of the frame, `share` and `p without`
     if len(layers) > 2 and len(layers) * (len(symbol) + 5) + others + READABLE > width:
         layers = [layers[0], layers[-1]]
     texts = [_seen_from(context, triple) for triple in context.triples]
@@ -103,7 +103,7 @@ def _terms_table(explanation: "Explanation") -> Table:
 
 
 def term_text(explanation: "Explanation", term: "Term", shown: Callable[[str], str] = str) -> str:
-    """A part by its name; a relation in it as it leads from or to the entity, or between the two."""
+    """Label of a term: its name, or its relation with arrows for the direction."""
     if term.relation is None:
         return term.of
     relation = shown(term.relation)
@@ -121,7 +121,7 @@ def _step(relation: str, inverse: bool) -> str:
 
 
 def _seen_from(context: "Context", triple: "ContextTriple") -> str:
-    """A context triple without what the title above its table says already."""
+    """A context triple without the name that the title of its table contains."""
     if context.of == "relation":
         return f"{triple.head} → {triple.tail}"
     if triple.head == context.name:

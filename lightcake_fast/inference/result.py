@@ -1,4 +1,4 @@
-"""What a training gave: its metrics, its epochs and the trained model."""
+"""Results of a training: metrics, history of epochs, and the trained model."""
 
 import csv
 import io
@@ -23,29 +23,31 @@ if TYPE_CHECKING:
 
 
 class History(list[dict[str, Any]]):
-    """The record of each epoch, as in `metrics.jsonl`."""
+    """List of the records of all epochs, as in `metrics.jsonl`."""
 
     @classmethod
     def read(cls, run: str | Path) -> "History":
-        """The epochs so far of a run folder, finished or under way.
+        """Read the epochs of a run folder. The training may still run.
 
         Raises:
-            InputError: It is no run folder, or the file is damaged.
+            InputError: The folder is not a run folder, or its file is damaged.
         """
         file = RunFolder.open(Path(run).expanduser()).path / METRICS
         try:
             lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
             return cls(parse_json(line) for line in lines)
         except ValueError as error:
-            raise InputError(f"{file}: damaged: {error}") from error
+            raise InputError(
+                f"{file}: expected JSON lines, got a damaged file ({error}): restore the file"
+            ) from error
 
     def to_pandas(self) -> "DataFrame":
-        """A row for each epoch: epoch, loss, valid_all_mrr and so on, seconds, triples_per_second."""
+        """One row per epoch: epoch, loss, valid_all_mrr and so on, seconds, triples_per_second."""
         rows = self._rows()
         return frame(rows[0] if rows else (), (row.values() for row in rows))
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the same as comma-separated values; an empty cell is a figure that there is not."""
+        """Write the rows of `to_pandas` as comma-separated values; a missing value is an empty cell."""
         text = io.StringIO()
         rows = self._rows()
         writer = csv.DictWriter(text, rows[0] if rows else (), lineterminator="\n")
@@ -59,13 +61,13 @@ class History(list[dict[str, Any]]):
 
 @dataclass(frozen=True, eq=False)
 class TrainingResult:
-    """What a training gave.
+    """Result of a training.
 
     Attributes:
         data: The data set.
-        summary: What `results.json` holds: the metrics with the data set's name, the model, its number of
-            parameters, the epochs, the best of them and the time.
-        history: The record of each epoch.
+        summary: Content of `results.json`: metrics, name of the data set, model, number of parameters, number
+            of epochs, best epoch and time.
+        history: The records of all epochs.
     """
 
     data: KnowledgeGraph
@@ -78,11 +80,13 @@ class TrainingResult:
         """Read a finished run.
 
         Raises:
-            InputError: It is not finished, or damaged.
+            InputError: The run is not finished, or damaged.
         """
         summary = folder.read_results()
         if summary is None:
-            raise InputError(f"{folder.path}: wanted a finished run")
+            raise InputError(
+                f"{folder.path}: expected a finished run, got an unfinished one: continue it with --resume"
+            )
         return cls(data, summary, History(folder.read_metrics(summary["epochs"])), folder)
 
     def __repr__(self) -> str:
@@ -93,22 +97,22 @@ class TrainingResult:
 
     @property
     def run(self) -> Path | None:
-        """The run folder; None where nothing was kept."""
+        """The run folder; None if the run was not kept."""
         return self._folder.shown
 
     @property
     def metrics(self) -> Evaluation:
-        """The metrics of the test split, with the weights of the best epoch."""
+        """Metrics of the test split, with the weights of the best epoch."""
         test = self.summary["test"]
         return Evaluation(all=RankMetrics(**test["all"]), seen=RankMetrics(**test["seen"]))
 
     @cached_property
     def model(self) -> TrainedModel:
-        """The weights of the best epoch, ready to predict."""
+        """The trained model, with the weights of the best epoch."""
         return opened(self._folder, self._folder.config, self.data)
 
     def plot(self) -> "Figure":
-        """Loss and validation MRR by epoch, which a notebook shows; `.savefig("curves.png")` writes them.
+        """Plot loss and validation MRR by epoch. A notebook shows the figure; `.savefig(path)` writes it.
 
         Raises:
             InputError: matplotlib is missing.

@@ -1,4 +1,4 @@
-"""Answers as tables: of pandas, of a terminal, and of a notebook."""
+"""Tables of answers for pandas, terminals and notebooks."""
 
 import html
 import io
@@ -13,30 +13,30 @@ from lightcake_fast.terminal import Console, Table
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-SHOWN = 50  # rows of a table that is printed; pandas gets all
+SHOWN = 50  # maximum number of printed rows; pandas gets all rows
 
-_NO_MATHS = 'class="tex2jax_ignore mathjax_ignore"'  # a name may hold dollar signs
+_NO_MATHS = 'class="tex2jax_ignore mathjax_ignore"'  # a name may contain dollar signs
 
 
 class Tabular(ABC):
-    """Something with rows that prints itself as a table, in a notebook as one of HTML.
+    """Base class of objects that print as a table, and as an HTML table in a notebook.
 
-    Columns without a value are left out. Floats have four decimals. A long table is cut after `SHOWN` rows.
+    Columns without values are not printed. Floats have four decimals. At most `SHOWN` rows are printed.
     """
 
     @property
     def title(self) -> str:
-        """A line above the printed table; empty for none."""
+        """Text above the printed table; may be empty."""
         return ""
 
     @property
     @abstractmethod
     def columns(self) -> Sequence[str]:
-        """The names of the columns."""
+        """Names of the columns."""
 
     @abstractmethod
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The rows, a value per column; None for a missing value."""
+        """Yield the rows, one value per column; None means a missing value."""
 
     def __repr__(self) -> str:
         columns, rows, more = self._shown()
@@ -51,7 +51,7 @@ class Tabular(ABC):
         return "\n".join(filter(None, lines))
 
     def _repr_html_(self) -> str:
-        """The same for Jupyter: names are escaped."""
+        """The HTML table for Jupyter, with escaped names."""
         columns, rows, more = self._shown()
         head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
         body = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows)
@@ -61,18 +61,18 @@ class Tabular(ABC):
         return f"{above}{table}{below}"
 
     def _shown(self) -> tuple[dict[str, list[Any]], list[list[str]], str]:
-        """The values of the columns that are shown, the cells, and a line on the rows that are not shown."""
+        """Values of the printed columns, the cells, and a line about the rows that are not printed."""
         every = self.rows()
         rows = list(islice(every, SHOWN))
         more = sum(1 for _ in every)
         values = {name: [row[place] for row in rows] for place, name in enumerate(self.columns)}
         shown = {name: found for name, found in values.items() if not rows or any(map(_is_there, found))}
         cells = [[_cell(value) for value in row] for row in zip(*shown.values(), strict=True)]
-        return shown, cells, f"... {more:,} more rows: to_pandas() has all" if more else ""
+        return shown, cells, f"... {more:,} more rows: to_pandas() returns all" if more else ""
 
 
 def frame(columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> "DataFrame":
-    """A pandas frame of columns and rows.
+    """Make a pandas DataFrame of columns and rows.
 
     Raises:
         InputError: pandas is missing.

@@ -1,4 +1,4 @@
-"""A trained model with the names and the graph it belongs to."""
+"""A trained model with its names and its graph."""
 
 import dataclasses
 import operator
@@ -44,22 +44,22 @@ from lightcake_fast.training.runtime import own_numerics, resolve_device
 from lightcake_fast.training.state import check_tensors
 
 _RANKED = {"relation": "relations", "entity": "entities"}  # by task
-_UNSEEN = "; a model trained with --unseen-rate also answers for unknown entities"
+_UNSEEN = ", or train with --unseen-rate to allow unknown entities"
 
 
 class TrainedModel:
-    """The weights of a run's best epoch, ready to answer in names.
+    """A model with the weights of a run's best epoch. It takes and returns names.
 
-    It holds a model rather than being one: a `RelationModel` knows ids and is told its context in each call,
-    which training needs; whoever asks in names needs the data set as well.
+    A `RelationModel` works with ids, and training gives it the context in each call. This class adds the data
+    set, which maps names to ids.
 
     Args:
-        experiment: With the model, and with the back end and the device to use.
+        experiment: The model, its data set, the back end and the device.
 
     Attributes:
-        config: The run's configuration.
+        config: Configuration of the run.
         data: The data set; its training triples are the context.
-        model: In evaluation mode.
+        model: The model, in evaluation mode.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -80,14 +80,14 @@ class TrainedModel:
         """The likeliest relations of each pair.
 
         Args:
-            pairs: (head, tail) names, as a list, an array `[K, 2]` or a DataFrame of two columns. A name that
-                is not in the data is answered by the vector learned for unknown heads or tails.
-            top: How many relations, at least 1.
+            pairs: (head, tail) names, as a list, an array `[K, 2]` or a DataFrame with two columns. Unknown
+                entities use the learned unknown-entity embedding (see `--unseen-rate`).
+            top: Number of relations per pair, at least 1.
 
         Raises:
-            InputError: A name is not in the data and the model has no such vectors; the message suggests
-                names that are. Or `top` is below 1, or scores are not finite.
-            TypeError: What was given is no list of pairs, or a name is no string.
+            InputError: An entity is unknown and the model has no unknown-entity embedding (the message
+                suggests names). Or `top` is below 1, or a score is not finite.
+            TypeError: `pairs` is not a list of pairs, or a name is not a string.
         """
         self.check_task("relation")
         rows, top = name_rows(pairs, "pairs"), _checked_top(top)
@@ -98,11 +98,11 @@ class TrainedModel:
         """Score, probability and rank of given triples.
 
         Args:
-            triples: (head, relation, tail) names, as a list, an array `[K, 3]` or a DataFrame of three
-                columns; unknown entities as in `predict`.
+            triples: (head, relation, tail) names, as a list, an array `[K, 3]` or a DataFrame with three
+                columns. For unknown entities, see `predict`.
 
         Raises:
-            InputError: See `predict`; or a relation is not in the data.
+            InputError: See `predict`. Or a relation is unknown.
             TypeError: See `predict`.
         """
         self.check_task("relation")
@@ -111,18 +111,17 @@ class TrainedModel:
 
     @own_numerics()
     def explain(self, head: str, tail: str, top: int = 5, *, relation: str | None = None) -> Explanation:
-        """What in the graph a relation of a pair rests on.
+        """Explain the score of a relation for a pair by triples of the graph.
 
         Args:
             head: Name of the head.
             tail: Name of the tail.
-            top: How many context triples of the head, of the tail and of the relation, and relations of
-                each term.
-            relation: Name of the relation, to see why it, or why not; None takes the likeliest.
+            top: Number of triples per context and of relations per term.
+            relation: Name of the relation to explain; None means the likeliest relation.
 
         Raises:
-            InputError: See `predict`; or the relation is not in the data, or the model has nothing to
-                explain with: no context layers, profile, links or paths.
+            InputError: See `predict`. Or the relation is unknown, or the model has no context layers,
+                profile, links or paths.
             TypeError: See `predict`.
         """
         top = _checked_top(top)
@@ -135,17 +134,17 @@ class TrainedModel:
 
     @own_numerics()
     def predict_entities(self, questions: Iterable[Sequence[str | None]], top: int = 10) -> EntityPredictions:
-        """The likeliest entities for each question, of a run for `--task entity`.
+        """The likeliest entities for each question. The run must have `--task entity`.
 
         Args:
-            questions: (head, relation, tail) names with None for the head or the tail, which is asked for,
-                as a list or a DataFrame of three columns.
-            top: How many entities, at least 1.
+            questions: (head, relation, tail) names, as a list or a DataFrame with three columns. The head or
+                the tail is None: the model predicts it.
+            top: Number of entities per question, at least 1.
 
         Raises:
-            InputError: A name is not in the data, a question does not ask for one entity, `top` is below 1,
-                the run ranks relations, or scores are not finite.
-            TypeError: What was given is no list of questions, or a name is no string.
+            InputError: A name is unknown. A question does not ask for exactly one entity. `top` is below 1.
+                The run ranks relations. A score is not finite.
+            TypeError: `questions` is not a list of questions, or a name is not a string.
         """
         self.check_task("entity")
         rows, top = [self.question(row) for row in name_rows(questions, "questions")], _checked_top(top)
@@ -155,15 +154,15 @@ class TrainedModel:
     def explain_entity(
         self, question: Sequence[str | None], top: int = 5, *, answer: str | None = None
     ) -> Explanation:
-        """What in the graph the answer to a question rests on.
+        """Explain the answer to a question by triples of the graph.
 
         Args:
-            question: As one of `predict_entities`.
-            top: How many context triples of the head, of the tail and of the relation.
-            answer: Name of an entity, to see why it, or why not; None takes the likeliest.
+            question: One question (see `predict_entities`).
+            top: Number of triples per context.
+            answer: Name of the entity to explain; None means the likeliest entity.
 
         Raises:
-            InputError: See `predict_entities`; or the model has no context layers to explain with.
+            InputError: See `predict_entities`. Or the model has no context layers.
             TypeError: See `predict_entities`.
         """
         top = _checked_top(top)
@@ -176,7 +175,7 @@ class TrainedModel:
 
     @own_numerics()
     def embeddings(self) -> Embeddings:
-        """The refined tables with their names: copies, which are the caller's to change."""
+        """Copies of the refined tables, with their names."""
         entities, relations = self._refined
         weights = self.model.state_dict().items()
         return Embeddings(
@@ -192,13 +191,13 @@ class TrainedModel:
         """Write the refined tables with their names, as `python -m lightcake_fast.export` does.
 
         Args:
-            path: A new file, NAME.safetensors, or a new folder of `.npy` and `.tsv` files.
+            path: A new file, NAME.safetensors, or a new folder for `.npy` and `.tsv` files.
 
         Returns:
-            Where they lie.
+            The path with `~` expanded.
 
         Raises:
-            InputError: There is something already.
+            InputError: The path exists.
         """
         target = check_target(path)
         write_embeddings(self.embeddings(), target)
@@ -206,24 +205,29 @@ class TrainedModel:
 
     @own_numerics()
     def ranks(self, split: str = "test", ties: str | None = None) -> Tensor:
-        """The filtered rank of each triple's relation, float64 `(T,)` (see `relation_ranks`).
+        """Filtered ranks of the relations of a split, float64 `[T]` (see `relation_ranks`).
 
-        Where entities are ranked, those of each triple's tail and head, `(T, 2)`.
+        A run with `--task entity` gives the ranks of each triple's tail and head, float64 `[T, 2]`.
 
         Args:
             split: "train", "valid" or "test".
-            ties: As in `relation_ranks`; None takes the run's.
+            ties: Tie policy (see `relation_ranks`); None means the policy of the run.
 
         Raises:
-            InputError: Scores are NaN or infinite.
+            InputError: A score is NaN or infinite.
         """
         try:
             return self._experiment.ranks(split, ties, self._refined)
         except NonFiniteScoresError as error:
-            raise InputError(f"{error}: wanted a run whose training did not diverge") from error
+            raise InputError(
+                f"scores: expected finite scores, got an error ({error}): use a run that did not diverge"
+            ) from error
 
     def evaluate(self, split: str = "test", ties: str | None = None) -> Evaluation:
-        """The metrics of a split: those of training to the last bit, on the same machine and threads.
+        """Metrics of a split.
+
+        They are bitwise equal to the metrics of training, on the same machine with the same number of
+        threads.
 
         Args:
             split: See `ranks`.
@@ -235,7 +239,7 @@ class TrainedModel:
         return summarise_ranks(self.ranks(split, ties), self.data.split(split), self.data.seen_entities)
 
     def entity(self, name: str, side: str) -> tuple[int, str | None]:
-        """The id of an entity, N for a name that is not in the data, and a note if nothing was learned of it.
+        """The id of an entity (N for an unknown name), and a note if it is unknown or unseen.
 
         Args:
             name: Name of the entity.
@@ -246,15 +250,17 @@ class TrainedModel:
             TypeError: See `predict`.
         """
         if not isinstance(name, str):
-            raise TypeError(f"{side}: got {name!r}, a {type(name).__name__}, wanted the name of an entity")
+            raise TypeError(
+                f"{side}: expected the name of an entity, got {name!r} ({type(name).__name__}): use a string"
+            )
         learned = self.model.unknown_head is not None
         index = self._entity_ids.get(name)
         if index is None:
             if not learned:
                 near = ", ".join(map(repr, self.nearest(name)))
-                hint = f"the nearest names are {near}" if near else "no name is near"
+                hint = f"nearest names: {near}" if near else "no similar names"
                 raise InputError(
-                    f"{side}: got {name!r}, wanted an entity of {self.data.name} ({hint})"
+                    f"{side}: expected an entity of {self.data.name}, got {name!r}: use a known name ({hint})"
                     + _UNSEEN * (self.config.task == "relation")
                 )
             return self.data.num_entities, f"{side} {name!r} is not in the data: {_stand_in(side)}"
@@ -267,19 +273,22 @@ class TrainedModel:
         """The id of a relation.
 
         Raises:
-            InputError: It is not in the data.
+            InputError: The relation is unknown.
             TypeError: See `predict`.
         """
         if not isinstance(name, str):
-            raise TypeError(f"relation: got {name!r}, a {type(name).__name__}, wanted the name of a relation")
+            raise TypeError(
+                f"relation: expected the name of a relation, got {name!r} ({type(name).__name__}): "
+                "use a string"
+            )
         if name not in self._relation_ids:
             near = nearest_names(name, self.data.relations) or self.data.relations[:3]
-            hint = f"as {', '.join(map(repr, near))}"
-            raise InputError(f"relation: got {name!r}, wanted a relation of {self.data.name}, {hint}")
+            hint = f"use a known name, such as {', '.join(map(repr, near))}"
+            raise InputError(f"relation: expected a relation of {self.data.name}, got {name!r}: {hint}")
         return self._relation_ids[name]
 
     def question(self, row: Sequence[Any]) -> Question:
-        """A question of `predict_entities`, its names checked.
+        """Check and convert a question of `predict_entities`.
 
         Raises:
             InputError: See `predict_entities`.
@@ -289,14 +298,15 @@ class TrainedModel:
         head, relation, tail = names
         if (head is None) == (tail is None) or relation is None:
             raise InputError(
-                f"questions: got {tuple(row)!r}, wanted None (? in a file) for either the head or the tail"
+                "questions: expected None (? in a file) for either the head or the tail, "
+                f"got {tuple(row)!r}: leave out one entity"
             )
         kind = self.relation(relation) + self.data.num_relations * (head is None)
         entity, note = self.entity(tail, "tail") if head is None else self.entity(head, "head")
         return Question(EntityPrediction(head, relation, tail, (), (note,) if note else ()), (entity, kind))
 
     def nearest(self, name: str) -> list[str]:
-        """Up to three names of entities that look like `name`."""
+        """Up to three entity names that are similar to `name`."""
         return nearest_names(name, self.data.entities)
 
     def _explained(self, case: Case, top: int) -> Explanation:
@@ -306,11 +316,15 @@ class TrainedModel:
         return Explainer(self._experiment, refine, case).explain(top)
 
     def check_task(self, wanted: str) -> None:
-        """Raise an `InputError` for a run that was not trained for `--task` "relation" or "entity"."""
+        """Check that the run was trained with `--task` `wanted` ("relation" or "entity").
+
+        Raises:
+            InputError: The run has another task.
+        """
         if self.config.task != wanted:
             raise InputError(
-                f"got a run that ranks {_RANKED[self.config.task]}, wanted one that ranks {_RANKED[wanted]} "
-                f"(trained with --task {wanted})"
+                f"run: expected a run that ranks {_RANKED[wanted]}, got one that ranks "
+                f"{_RANKED[self.config.task]}: train with --task {wanted}"
             )
 
     @cached_property
@@ -322,14 +336,14 @@ class TrainedModel:
         return self._refine(None)
 
     def _refine(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Entities and relations; where relations are ranked, a row more for every name not in the data."""
+        """Refined entities and relations. For relation prediction, entities get a row for unknown names."""
         entities, relations = self._experiment.refined(mask)
         if self.config.task == "entity":
             return entities, relations
         return torch.cat([entities, entities.new_zeros(1, entities.shape[1])]), relations
 
     def _blocks(self, rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
-        """As many rows at a time as evaluation ranks at once: scores of all of them might not fit."""
+        """Blocks of rows with the size of evaluation blocks, because all scores may not fit into memory."""
         size = pairs_per_block(self.model.entries)
         return (rows[start : start + size] for start in range(0, len(rows), size))
 
@@ -366,19 +380,20 @@ class TrainedModel:
             yield TripleScore(head, relation, tail, score, probability, rank, in_training, row_notes)
 
     def _ids(self, pairs: Sequence[tuple[Any, ...]]) -> tuple[list[list[int]], list[tuple[str, ...]]]:
-        """Ids of head and tail, N for an unknown name, and the notes on them."""
+        """Ids of head and tail (N for an unknown name), and notes about them."""
         found = [(self.entity(head, "head"), self.entity(tail, "tail")) for head, tail in pairs]
         ids = [[index for index, _ in row] for row in found]
         return ids, [tuple(note for _, note in row if note) for row in found]
 
     def _in_training(self, ids: list[list[int]]) -> set[tuple[int, int]]:
-        """(place in `ids`, relation) of the training triples between these pairs."""
+        """(index in `ids`, relation) of the training triples of these pairs."""
         places, relations = self._training(np.array(ids))
         return set(zip(places.tolist(), relations.tolist(), strict=True))
 
     @cached_property
     def _training(self) -> KnownRelations:
-        return KnownRelations(self.data.train, self.data.num_entities + 1)  # one more: the unknown's id
+        # + 1 for the id of unknown entities
+        return KnownRelations(self.data.train, self.data.num_entities + 1)
 
     def _pair_scores(self, ids: list[list[int]]) -> Tensor:
         return self._experiment.scores(self._refined, torch.tensor(ids))
@@ -392,19 +407,19 @@ def load(
     device: str | None = None,
     backend: str | None = None,
 ) -> TrainedModel:
-    """Open a run folder, of a finished run or of one under way.
+    """Load the trained model of a run folder. The training may still run.
 
-    A folder from a stranger runs no code: JSON and checked safetensors are all that is read.
+    An untrusted folder cannot run code: only JSON and checked safetensors files are read.
 
     Args:
         run: The run folder.
-        dataset: As in `load_dataset`, for a folder that has moved since; None takes the run's.
-        data_dir: As in `load_dataset`; None takes the run's.
-        device: As `--device` in training; None takes the run's.
-        backend: As in `context_layer`; None takes the run's.
+        dataset: New place of the data set, if it has moved (see `load_dataset`); None means the run's.
+        data_dir: Folder of the public data sets (see `load_dataset`); None means the run's.
+        device: Device, as `--device` in training; None means the run's.
+        backend: Back end of `context_layer`; None means the run's.
 
     Raises:
-        InputError: The folder or the data set is missing, damaged, or one does not belong to the other.
+        InputError: The folder or the data set is missing or damaged, or they do not belong together.
     """
     speed_up()
     folder = RunFolder.open(Path(run).expanduser())
@@ -422,14 +437,14 @@ def load(
 
 @own_numerics()
 def opened(folder: RunFolder, config: TrainingConfig, data: KnowledgeGraph) -> TrainedModel:
-    """The trained model of a run folder whose data set is at hand.
+    """Load the trained model of a run folder, with a data set that is already loaded.
 
     Raises:
         InputError: See `load`.
     """
     weights = folder.load_weights(data.fingerprint)
     try:
-        with torch.device("meta"):  # no memory is taken for what the file may not hold
+        with torch.device("meta"):  # the meta device allocates no memory before the sizes are checked
             model = build_model(config, data.num_entities, data.num_relations)
         check_tensors(weights, model.state_dict())
     except (ValueError, TypeError, RuntimeError) as error:  # a size beyond 64 bits is a TypeError
@@ -443,21 +458,21 @@ def _copied(table: Tensor) -> Tensor:
 
 
 def _stand_in(side: str) -> str:
-    return f"the vector learned for unknown {side}s answers"
+    return f"the learned embedding of unknown {side}s is used"
 
 
 def _checked_top(top: int) -> int:
     try:
         number = operator.index(top)
     except TypeError as error:
-        raise TypeError(f"top: got {top!r}, wanted a whole number") from error
+        raise TypeError(f"top: expected an integer, got {top!r}: use an integer") from error
     if number < 1:
-        raise InputError(f"top: got {top}, wanted at least 1")
+        raise InputError(f"top: expected at least 1, got {top}: use a larger number")
     return number
 
 
 def _is_missing(name: Any) -> bool:
-    """Whether this is None or what pandas writes for it."""
+    """Whether a name is missing: None, NaN or `pandas.NA`."""
     try:
         return name is None or bool(name != name)  # NaN
     except TypeError:  # pandas.NA is neither

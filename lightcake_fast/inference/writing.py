@@ -1,4 +1,4 @@
-"""Refined embeddings as files that other programs read: one safetensors file, or a folder of NumPy files."""
+"""Write refined embeddings for other programs: one safetensors file, or a folder of NumPy files."""
 
 import tempfile
 from pathlib import Path
@@ -16,24 +16,24 @@ SUFFIX = ".safetensors"
 
 
 def check_target(path: str | Path) -> Path:
-    """Where an export goes, `~` taken for the home folder.
+    """Expand `~` in the path of an export, and check that the path is new.
 
     Raises:
-        InputError: There is something already.
+        InputError: The path exists.
     """
     target = Path(path).expanduser()
     if target.exists():
-        raise InputError(f"{target}: exists, wanted a new file or folder")
+        raise InputError(f"{target}: expected a new file or folder, got an existing one: choose another path")
     return target
 
 
 def write_embeddings(embeddings: Embeddings, target: Path) -> None:
-    """Write tables and names: as a file where the name ends in `SUFFIX`, else as a folder.
+    """Write tables and names to a file (if the name ends in `SUFFIX`) or to a folder.
 
-    A file holds `entity_names` and `relation_names` as UTF-8 bytes, a name per line in the order of the ids.
+    A file contains `entity_names` and `relation_names` as UTF-8 bytes, one name per line in the order of ids.
 
     Raises:
-        InputError: A name cannot stand in a tab-separated file.
+        InputError: A tab-separated file cannot hold a name.
     """
     for kind, names in (("entities", embeddings.entity_names), ("relations", embeddings.relation_names)):
         check_names(kind, names)
@@ -51,14 +51,14 @@ def _tensors(embeddings: Embeddings) -> dict[str, Tensor]:
 
 def _write_file(embeddings: Embeddings, target: Path) -> None:
     names = {"entity_names": embeddings.entity_names, "relation_names": embeddings.relation_names}
-    # as tensors: a header of more than 100 MB is refused by safetensors
+    # names are tensors, because safetensors rejects a header of more than 100 MB
     texts = {key: bytearray("\n".join(value).encode()) for key, value in names.items()}
     lines = {key: torch.frombuffer(text, dtype=torch.uint8) for key, text in texts.items()}
     replace_tensors(target, {**_tensors(embeddings), **lines}, {})
 
 
 def _write_folder(embeddings: Embeddings, target: Path) -> None:
-    # the folder appears whole, or what there is of it goes
+    # after an error, the temporary folder is removed
     with tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=TEMPORARY, dir=target.parent) as place:
         staging = Path(place) / target.name
         staging.mkdir()

@@ -1,4 +1,4 @@
-"""Entities as answers: from Python and from the command, against the model's own scores."""
+"""Entity prediction in Python and on the command line, compared with the scores of the model."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def trained(run: str) -> TrainedModel:
 
 
 def probabilities(trained: TrainedModel, known: str, relation: int) -> torch.Tensor:
-    """The softmax over all entities, from exported rows alone: DistMult."""
+    """The DistMult softmax over all entities, computed only from exported embeddings."""
     table = trained.embeddings()
     rows = table.entities.double()
     point = rows[trained.data.entities.index(known)] * table.relations[relation].double()
@@ -63,7 +63,7 @@ def test_answers_are_the_softmax_of_the_scores(trained: TrainedModel, side: str)
     assert trained.predict_entities([question])[0].entities == found.entities[:10]
 
 
-def test_many_questions_are_answered_as_one_by_one(
+def test_many_questions_give_the_same_answers_as_single_ones(
     trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = trained.data.entities[:7]
@@ -94,21 +94,21 @@ def test_many_questions_are_answered_as_one_by_one(
         (None, float("nan"), PAIR[1]),
     ],
 )
-def test_a_question_asks_for_one_entity(trained: TrainedModel, question: tuple[str | None, ...]) -> None:
+def test_question_must_ask_for_one_entity(trained: TrainedModel, question: tuple[str | None, ...]) -> None:
     with pytest.raises(InputError, match="for either the head or the tail"):
         trained.predict_entities([question])
 
 
-def test_names_that_are_not_in_the_data(trained: TrainedModel) -> None:
+def test_unknown_names_are_rejected_with_suggestions(trained: TrainedModel) -> None:
     with pytest.raises(
-        InputError, match=r"tail: got 'Dmitri Novak 21'.*nearest names are 'Dmitri Novák 21'.*\)$"
+        InputError, match=r"tail: expected .*, got 'Dmitri Novak 21': .*nearest names: 'Dmitri Novák 21'.*\)$"
     ):
         trained.predict_entities([(None, RELATION, "Dmitri Novak 21")])
-    with pytest.raises(InputError, match="relation: got 'cousine', wanted a relation of"):
+    with pytest.raises(InputError, match=r"relation: expected a relation of .*, got 'cousine'"):
         trained.predict_entities([(PAIR[0], "cousine", None)])
 
 
-def test_an_explanation_takes_each_triple_out(trained: TrainedModel) -> None:
+def test_explanation_scores_without_each_triple(trained: TrainedModel) -> None:
     question = (PAIR[0], RELATION, None)
     (found,) = trained.predict_entities([question], top=1)
     explanation = trained.explain_entity(question, top=3)
@@ -134,7 +134,7 @@ def test_an_explanation_takes_each_triple_out(trained: TrainedModel) -> None:
             assert math.isclose(triple.score_without, left[answer].item(), rel_tol=1e-4, abs_tol=1e-7)
 
 
-def test_why_not_another_entity(trained: TrainedModel) -> None:
+def test_explanation_of_another_entity(trained: TrainedModel) -> None:
     question = (None, RELATION, PAIR[1])
     (found,) = trained.predict_entities([question], top=3)
     explanation = trained.explain_entity(question, top=1, answer=found.entities[2].entity)
@@ -146,7 +146,7 @@ def test_why_not_another_entity(trained: TrainedModel) -> None:
     assert of_relation.size == count
 
 
-def test_an_explanation_tells_what_was_never_trained(trained: TrainedModel) -> None:
+def test_explanation_notes_untrained_entities(trained: TrainedModel) -> None:
     entities = trained.data.entities
     unseen = entities[int((~trained.data.seen_entities).argmax())]
     told = f"{unseen!r} has no training triple: its embedding was never trained"
@@ -156,7 +156,7 @@ def test_an_explanation_tells_what_was_never_trained(trained: TrainedModel) -> N
     assert trained.explain_entity((PAIR[0], RELATION, None)).notes == ()
 
 
-def test_a_question_as_a_table_with_its_explanation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_question_and_explanation_print_as_tables(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     main([run, "--head", PAIR[0], "--relation", RELATION, "--top", "3", "--explain"])
     out = capsys.readouterr().out
     assert f"{PAIR[0]} — {RELATION} → ?" in out
@@ -165,7 +165,7 @@ def test_a_question_as_a_table_with_its_explanation(run: str, capsys: pytest.Cap
     assert "rank 1" in out
 
 
-def test_both_entities_ask_why_this_one(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_entities_explain_the_tail(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [
         "--head",
         PAIR[0],
@@ -185,7 +185,7 @@ def test_both_entities_ask_why_this_one(run: str, capsys: pytest.CaptureFixture[
     assert record["explanation"]["asked"] == "tail"
 
 
-def test_a_file_of_questions(
+def test_questions_from_a_file(
     run: str, trained: TrainedModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "questions.tsv"
@@ -206,7 +206,7 @@ def test_a_file_of_questions(
     for line in (f"?\t?\t{PAIR[1]}\n", f"{PAIR[0]}\t?\t?\n"):
         file.write_text(line, encoding="utf-8")
         assert cli.run(main, [run, "--questions", str(file)]) == 2
-        assert f"{file}:1: questions: got" in capsys.readouterr().err
+        assert f"{file}:1: questions: expected None (? in a file)" in capsys.readouterr().err
     file.write_text(f"{PAIR[0]}\t{RELATION}\t?\n?\taunt\t{PAIR[1]}\n", encoding="utf-8")
     main([run, "--questions", str(file), "--json"])
     assert len(json.loads(capsys.readouterr().out.splitlines()[1])["entities"]) == 10
@@ -217,18 +217,21 @@ def test_a_file_of_questions(
     [
         (
             ["--head", PAIR[0]],
-            "got one of --head and --tail, wanted both, or --relation to ask for the other",
+            "expected --head and --tail, got one of them: add the other, or add --relation to predict it",
         ),
         (
             ["--head", PAIR[0], "--tail", PAIR[1]],
-            "got a run that ranks entities, wanted one that ranks relations",
+            "expected a run that ranks relations, got one that ranks entities",
         ),
-        (["--pairs", "-"], "got a run that ranks entities, wanted one that ranks relations"),
-        (["--head", PAIR[0], "--relation", RELATION, "--pairs", "-"], "wanted either"),
-        (["--questions", "-", "--explain"], "--explain and --figure are for one pair or question"),
+        (["--pairs", "-"], "expected a run that ranks relations, got one that ranks entities"),
+        (["--head", PAIR[0], "--relation", RELATION, "--pairs", "-"], "got none or several: use one of them"),
+        (
+            ["--questions", "-", "--explain"],
+            "--explain and --figure: expected one pair or question, got a file",
+        ),
     ],
 )
-def test_flags_that_ask_nothing_of_such_a_run(
+def test_wrong_flags_are_rejected_for_an_entity_run(
     run: str, flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(main, [run, *flags]) == 2
@@ -237,28 +240,28 @@ def test_flags_that_ask_nothing_of_such_a_run(
     assert error.count("\n") == 1
 
 
-def test_a_run_for_relations_answers_no_such_question(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_relation_run_rejects_entity_questions(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = train_run(folder, "--layers", "0")
     for flags in (["--head", PAIR[0], "--relation", RELATION], ["--questions", "-"]):
         assert cli.run(main, [str(path), *flags]) == 2
         error = capsys.readouterr().err
         assert (
-            "got a run that ranks relations, wanted one that ranks entities (trained with --task entity)"
+            "expected a run that ranks entities, got one that ranks relations: train with --task entity"
             in error
         )
         assert error.count("\n") == 1
 
 
-def test_a_figure_of_an_entity(run: str, tmp_path: Path, peer: Callable[[str], Any]) -> None:
+def test_figure_of_an_entity_prediction(run: str, tmp_path: Path, peer: Callable[[str], Any]) -> None:
     peer("matplotlib")
     file = tmp_path / "why.svg"
     main([run, "--tail", PAIR[0], "--relation", RELATION, "--top", "2", "--figure", str(file)])
     assert file.stat().st_size > 1000
 
 
-def test_evaluation_and_export(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_and_export_of_an_entity_run(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     evaluate.main([run, "--by", "relation", "--json"])
     record = json.loads(capsys.readouterr().out)
     results = json.loads((Path(run) / "results.json").read_text())

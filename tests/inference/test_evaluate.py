@@ -1,4 +1,4 @@
-"""The evaluate command: training's figures again, groups that add up, runs side by side."""
+"""The evaluate command: metrics equal to training, breakdowns by group, and comparison of runs."""
 
 import json
 from collections.abc import Sequence
@@ -26,21 +26,23 @@ def lines(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> list[
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_figures_are_those_of_training(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_equal_the_metrics_of_training(
+    runs: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     results = json.loads((Path(runs[0]) / "results.json").read_text())
     for flags, split in (([], "test"), (["--split", "valid"], "valid")):
         (record,) = lines(capsys, [runs[0], *flags])
         assert record == {"run": runs[0], "split": split, "ties": "realistic", **results[split]}
 
 
-def test_ties_by_flag(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ties_flag_sets_the_tie_policy(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     (record,) = lines(capsys, [runs[0], "--ties", "pessimistic"])
     expected = load(runs[0]).evaluate("test", "pessimistic").to_dict()
     assert record == {"run": runs[0], "split": "test", "ties": "pessimistic", **expected}
 
 
 @pytest.mark.parametrize("by", ["relation", "degree"])
-def test_groups_add_up_to_the_whole(
+def test_groups_sum_to_the_whole_split(
     runs: tuple[str, str], by: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (record,) = lines(capsys, [runs[0], "--by", by])
@@ -52,7 +54,7 @@ def test_groups_add_up_to_the_whole(
         assert total / record["all"]["count"] == pytest.approx(record["all"][mean])
 
 
-def test_a_triple_is_in_the_group_of_its_relation_and_of_its_less_known_entity(runs: tuple[str, str]) -> None:
+def test_groups_by_relation_and_by_smaller_degree(runs: tuple[str, str]) -> None:
     graph = load(runs[0]).data
     relations = by_relation(graph, "test")
     for group in relations:
@@ -70,10 +72,10 @@ def test_a_triple_is_in_the_group_of_its_relation_and_of_its_less_known_entity(r
         for h, _, t in graph.test[group.rows]:
             assert int(low) <= min(degrees[h], degrees[t]) <= int(high or low)
     assert groups[0].name == "0"
-    assert len(groups[0].rows) == 1  # the entity that training lacks
+    assert len(groups[0].rows) == 1  # the entity without training triples
 
 
-def test_tables_for_people(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_print_as_tables(runs: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(evaluate.main, [runs[0], "--by", "relation"]) == 0
     one = capsys.readouterr().out
     mrr = json.loads((Path(runs[0]) / "results.json").read_text())["test"]["all"]["mrr"]
@@ -94,16 +96,18 @@ def test_tables_for_people(runs: tuple[str, str], capsys: pytest.CaptureFixture[
         assert f" {1 / trained.ranks()[unseen].item():.4f} " in row
 
 
-def test_runs_of_two_tasks_have_no_table_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_of_two_tasks_are_rejected_in_a_breakdown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     flags = ("--unseen-rate", "0", "--no-relation-bias", "--epochs", "1")
     runs = [str(train_run(tmp_path / "of", *flags, "--task", task)) for task in ("entity", "relation")]
     assert cli.run(evaluate.main, runs) == 0
     assert cli.run(evaluate.main, [*runs, "--by", "degree"]) == 2
     error = capsys.readouterr().err
-    assert f"{runs[1]}: is of the task 'relation', wanted that of {runs[0]}, 'entity'" in error
+    assert f"{runs[1]}: expected the task of {runs[0]}, 'entity', got 'relation': compare" in error
 
 
-def test_a_loop_is_one_triple_of_its_entity() -> None:
+def test_loop_counts_once_for_the_degree() -> None:
     train, rows = np.array([[0, 0, 0], [1, 0, 1], [1, 0, 2]]), np.array([[0, 0, 1], [1, 0, 1]])
     graph = KnowledgeGraph("loops", ("a", "b", "c"), ("r",), train, rows, rows)
     assert [(group.name, group.rows.tolist()) for group in by_degree(graph, "test")] == [
@@ -112,18 +116,20 @@ def test_a_loop_is_one_triple_of_its_entity() -> None:
     ]
 
 
-def test_runs_of_two_data_sets_are_refused(
+def test_runs_of_two_data_sets_are_rejected(
     runs: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(tmp_path / "other", "--epochs", "1") == 0
     capsys.readouterr()
     assert cli.run(evaluate.main, [runs[0], str(tmp_path / "other")]) == 2
-    assert "is of the data set family" in capsys.readouterr().err
+    assert f"expected the data set of {runs[0]}, got family: compare" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "flags", [["--split", "all"], ["--ties", "best"], ["--by", "head"], ["--backend", "x"]]
 )
-def test_wrong_values(runs: tuple[str, str], flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_flag_values_are_rejected(
+    runs: tuple[str, str], flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(evaluate.main, [runs[0], *flags]) == 2
     assert f"argument {flags[0]}: invalid choice: '{flags[1]}'" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The export command: what it writes is read back without the package, and scores as the model does."""
+"""The export command: exported files are read without the package and give the scores of the model."""
 
 import dataclasses
 import errno
@@ -43,7 +43,7 @@ def read_folder(path: Path) -> tuple[dict[str, np.ndarray], dict[str, list[str]]
 @pytest.mark.parametrize(
     ("name", "read"), [("deep/out.safetensors", read_file), ("out", read_folder)], ids=["file", "folder"]
 )
-def test_what_is_written_scores_as_the_model(
+def test_exported_embeddings_give_the_scores_of_the_model(
     run: Path, tmp_path: Path, name: str, read: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert callable(read)
@@ -68,12 +68,12 @@ def test_what_is_written_scores_as_the_model(
     assert again.keys() == tensors.keys()
     for key, value in tensors.items():
         assert np.array_equal(again[key], value)
-    with pytest.raises(InputError, match="exists, wanted a new file or folder"):
+    with pytest.raises(InputError, match="expected a new file or folder, got an existing one"):
         trained.export(target)
 
 
 @pytest.mark.parametrize("task", ["relation", "entity"])
-def test_tables_are_copies_of_a_model_that_no_layer_refines(task: str, tmp_path: Path) -> None:
+def test_embeddings_without_layers_are_copies(task: str, tmp_path: Path) -> None:
     flags = ("--layers", "0", "--task", task, "--unseen-rate", "0", "--no-relation-bias")
     trained = load(train_run(tmp_path / "runs", *flags))
     tensors, _ = read_folder(trained.export(tmp_path / "out"))
@@ -91,20 +91,22 @@ def test_tables_are_copies_of_a_model_that_no_layer_refines(task: str, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])
-def test_nothing_is_overwritten(
+def test_existing_files_are_not_overwritten(
     run: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / name
     target.write_text("precious")
     assert cli.run(export.main, [str(run), "--to", str(target)]) == 2
-    assert capsys.readouterr().err == f"error: {target}: exists, wanted a new file or folder\n"
+    assert capsys.readouterr().err == (
+        f"error: {target}: expected a new file or folder, got an existing one: choose another path\n"
+    )
     assert target.read_text() == "precious"
 
 
 @pytest.mark.parametrize(
     ("name", "writer"), [("out.safetensors", "safetensors.torch.save_file"), ("out", "numpy.save")]
 )
-def test_a_full_disk_leaves_nothing(
+def test_full_disk_during_writing_leaves_no_file(
     run: Path,
     tmp_path: Path,
     name: str,
@@ -122,7 +124,9 @@ def test_a_full_disk_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_place_or_a_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_target_and_missing_run_are_rejected(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.run(export.main, [str(run)]) == 2
     assert cli.run(export.main, [str(tmp_path), "--to", str(tmp_path / "out")]) == 2
     missing, no_run = capsys.readouterr().err.splitlines()
@@ -132,14 +136,14 @@ def test_without_a_place_or_a_run(run: Path, tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])
-def test_a_disk_that_fills_leaves_nothing(
+def test_full_disk_after_writing_leaves_no_file(
     run: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(*arguments: object, **keywords: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)  # the last act of writing the file
-    monkeypatch.setattr(Path, "write_text", full)  # after the arrays of the folder
+    monkeypatch.setattr(os, "fsync", full)  # the last step of writing a file
+    monkeypatch.setattr(Path, "write_text", full)  # called after the arrays of a folder are written
     assert cli.run(export.main, [str(run), "--to", str(tmp_path / name)]) == 1
     printed = capsys.readouterr().err
     assert "No space left on device" in printed
@@ -147,8 +151,8 @@ def test_a_disk_that_fills_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_names_of_more_than_a_header_holds_are_read_back(tmp_path: Path) -> None:
-    """A header of safetensors may have 100 MB."""
+def test_more_than_100_mb_of_names_are_read_back(tmp_path: Path) -> None:
+    """Safetensors rejects a header of more than 100 MB."""
     names = tuple(f"{n:0999d}é" for n in range(110_000))
     table, seen = torch.zeros(len(names), 1), torch.ones(len(names), dtype=torch.bool)
     embeddings = Embeddings(table, torch.zeros(2, 1), seen, {}, names, ("r",))
@@ -159,7 +163,7 @@ def test_names_of_more_than_a_header_holds_are_read_back(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["out.safetensors", "out"])
-def test_names_that_no_line_can_hold_are_refused(run: Path, tmp_path: Path, name: str) -> None:
+def test_names_with_line_breaks_are_rejected(run: Path, tmp_path: Path, name: str) -> None:
     embeddings = load(run).embeddings()
     names = ("c\nd", *embeddings.entity_names[1:])
     with pytest.raises(

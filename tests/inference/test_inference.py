@@ -1,4 +1,4 @@
-"""Trained models: answers against training's own figures and against computing them another way."""
+"""Trained models: answers compared with the metrics of training and with independent calculations."""
 
 import dataclasses
 import json
@@ -43,12 +43,12 @@ def trained(folder: Path) -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> TrainedModel:
-    """A model without vectors for unknown entities."""
+    """A model without unknown-entity embeddings."""
     return load(str(train_run(folder, *LAYERS, "--unseen-rate", "0")))
 
 
 def scores_by_hand(trained: TrainedModel, triples: np.ndarray, pair: tuple[int, int]) -> Tensor:
-    """Scores [R] of a seen pair in float64, from the tables and the reference layer alone."""
+    """Scores `[R]` of a seen pair in float64, only from the tables and the reference layer."""
     model = trained.model
     assert isinstance(model, LightCAKE)
     graph = ContextGraph.from_triples(triples, trained.data.num_entities, trained.data.num_relations)
@@ -73,7 +73,7 @@ def scores_by_hand(trained: TrainedModel, triples: np.ndarray, pair: tuple[int, 
         ("--profile", "both", "--links", "--mixing"),
     ],
 )
-def test_evaluation_equals_that_of_training_to_the_last_bit(folder: Path, flags: tuple[str, ...]) -> None:
+def test_evaluation_is_bitwise_equal_to_training(folder: Path, flags: tuple[str, ...]) -> None:
     path = train_run(folder, *flags)
     trained = load(path)
     results = json.loads((path / "results.json").read_text())
@@ -82,7 +82,7 @@ def test_evaluation_equals_that_of_training_to_the_last_bit(folder: Path, flags:
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
-def test_what_the_caller_has_set_changes_no_answer(
+def test_answers_do_not_depend_on_the_callers_settings(
     name: str, trained: TrainedModel, explanation: Explanation, folder: Path
 ) -> None:
     run = train_run(folder, *LAYERS)
@@ -97,7 +97,7 @@ def test_what_the_caller_has_set_changes_no_answer(
     assert_bitwise_equal(embeddings.entities, trained.embeddings().entities)
 
 
-def test_another_rule_for_ties_gives_other_ranks(trained: TrainedModel) -> None:
+def test_tie_policy_changes_ranks(trained: TrainedModel) -> None:
     ranks = {ties: trained.ranks("test", ties).mean() for ties in ("optimistic", "pessimistic")}
     assert ranks["optimistic"] <= trained.ranks("test").mean() <= ranks["pessimistic"]
 
@@ -116,7 +116,7 @@ def test_predictions_are_the_softmax_of_the_scores(trained: TrainedModel) -> Non
     assert trained.predict([PAIR], top=2)[0].relations == found.relations[:2]
 
 
-def test_many_pairs_are_answered_as_one_by_one(trained: TrainedModel) -> None:
+def test_many_pairs_give_the_same_answers_as_single_ones(trained: TrainedModel) -> None:
     entities = trained.data.entities
     pairs = [*pairwise(entities[:20]), ("no such", PAIR[1]), (UNSEEN, UNSEEN)]
     for pair, prediction in zip(pairs, trained.predict(iter(pairs)), strict=True):
@@ -127,9 +127,7 @@ def test_many_pairs_are_answered_as_one_by_one(trained: TrainedModel) -> None:
     assert trained.predict([]) == []
 
 
-def test_scores_of_many_pairs_are_held_for_a_block_at_a_time(
-    trained: TrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pairs_are_scored_in_blocks(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     entities, relation = trained.data.entities, trained.data.relations[0]
     pairs = [*pairwise(entities[:12])]
     triples = [(head, relation, tail) for head, tail in pairs]
@@ -157,7 +155,7 @@ def test_scores_of_many_pairs_are_held_for_a_block_at_a_time(
 
 
 @pytest.mark.parametrize("name", [UNSEEN, "no such name"])
-def test_the_learned_vectors_answer_for_unknown_entities(trained: TrainedModel, name: str) -> None:
+def test_unknown_entities_use_the_learned_embeddings(trained: TrainedModel, name: str) -> None:
     model, tail = trained.model, trained.data.entities.index(PAIR[1])
     assert model.unknown_head is not None
     assert model.relation_bias is not None
@@ -170,23 +168,25 @@ def test_the_learned_vectors_answer_for_unknown_entities(trained: TrainedModel, 
         assert math.isclose(candidate.probability, expected, rel_tol=1e-4)
     (note,) = found.notes
     assert note.startswith(f"head {name!r} ")
-    assert note.endswith("the vector learned for unknown heads answers")
+    assert note.endswith("the learned embedding of unknown heads is used")
 
 
-def test_without_such_vectors_an_unknown_name_is_refused_with_the_nearest(plain: TrainedModel) -> None:
-    with pytest.raises(InputError, match=r"tail: got 'Dmitri Novak 21'.*nearest names are 'Dmitri Novák 21'"):
+def test_unknown_names_are_rejected_without_learned_embeddings(plain: TrainedModel) -> None:
+    with pytest.raises(
+        InputError, match=r"tail: expected .*, got 'Dmitri Novak 21'.*nearest names: 'Dmitri Novák 21'"
+    ):
         plain.predict([(PAIR[0], "Dmitri Novak 21")])
-    with pytest.raises(InputError, match=r"head: got '%%%'.*no name is near"):
+    with pytest.raises(InputError, match=r"head: expected .*, got '%%%'.*no similar names"):
         plain.predict([("%%%", PAIR[1])])
     (found,) = plain.predict([(UNSEEN, PAIR[1])])
     assert found.notes == (f"head {UNSEEN!r} has no training triple: its embedding was never trained",)
 
 
 @pytest.mark.parametrize("top", [0, -1])
-def test_at_least_one_relation_is_wanted(trained: TrainedModel, top: int) -> None:
-    with pytest.raises(InputError, match=f"top: got {top}, wanted at least 1"):
+def test_top_must_be_at_least_1(trained: TrainedModel, top: int) -> None:
+    with pytest.raises(InputError, match=f"top: expected at least 1, got {top}"):
         trained.predict([PAIR], top=top)
-    with pytest.raises(InputError, match=f"top: got {top}, wanted at least 1"):
+    with pytest.raises(InputError, match=f"top: expected at least 1, got {top}"):
         trained.explain(*PAIR, top=top)
 
 
@@ -232,9 +232,7 @@ def test_weights_are_the_softmax_of_the_first_layers_scores(
         assert math.isclose(triple.weights[0], expected, rel_tol=1e-4)
 
 
-def test_shares_are_those_of_a_graph_without_the_triple(
-    trained: TrainedModel, explanation: Explanation
-) -> None:
+def test_shares_match_a_graph_without_the_triple(trained: TrainedModel, explanation: Explanation) -> None:
     graph = trained.data
     pair = graph.entities.index(PAIR[0]), graph.entities.index(PAIR[1])
     relation = graph.relations.index(explanation.relation)
@@ -260,34 +258,36 @@ def test_shares_are_those_of_a_graph_without_the_triple(
     assert moved > 3
 
 
-def test_top_lists_the_heaviest(trained: TrainedModel, explanation: Explanation) -> None:
+def test_top_selects_the_largest_weights(trained: TrainedModel, explanation: Explanation) -> None:
     few = trained.explain(*PAIR, top=2)
     for short, long in zip(few.contexts, explanation.contexts, strict=True):
         assert short == dataclasses.replace(long, triples=long.triples[:2])
 
 
 @pytest.mark.parametrize(("context", "expected"), [("entity", ["head", "tail"]), ("relation", ["relation"])])
-def test_only_contexts_that_the_model_has_explain(folder: Path, context: str, expected: list[str]) -> None:
+def test_explanation_has_only_the_contexts_of_the_model(
+    folder: Path, context: str, expected: list[str]
+) -> None:
     path = train_run(folder, "--context", context)
     found = load(path).explain(*PAIR)
     assert [context.of for context in found.contexts] == expected
 
 
-def test_an_unknown_name_has_no_context(trained: TrainedModel) -> None:
+def test_unknown_name_has_an_empty_context(trained: TrainedModel) -> None:
     found = trained.explain("no such name", PAIR[1])
     assert (found.contexts[0].size, found.contexts[0].triples) == (0, ())
     assert found.contexts[1].size > 0
     assert len(found.notes) == 1
 
 
-def test_a_model_without_context_cannot_explain(folder: Path) -> None:
+def test_explanation_needs_a_model_with_context(folder: Path) -> None:
     for flags in (("--layers", "0"), ("--model", "a2n")):
         path = train_run(folder, *flags)
-        with pytest.raises(InputError, match="no context layers"):
+        with pytest.raises(InputError, match="expected a model with LightCAKE layers"):
             load(path).explain(*PAIR)
 
 
-def test_embeddings_score_pairs_as_the_model_does(trained: TrainedModel) -> None:
+def test_embeddings_give_the_scores_of_the_model(trained: TrainedModel) -> None:
     table, graph = trained.embeddings(), trained.data
     assert (table.entity_names, table.relation_names) == (graph.entities, graph.relations)
     assert table.entities.shape == (graph.num_entities, 6)
@@ -301,7 +301,7 @@ def test_embeddings_score_pairs_as_the_model_does(trained: TrainedModel) -> None
     assert graph.relations[int(scores.argmax())] == best.relations[0].relation
 
 
-def test_another_device_and_what_is_no_run(folder: Path, tmp_path: Path) -> None:
+def test_load_checks_device_and_folder(folder: Path, tmp_path: Path) -> None:
     path = train_run(folder, "--seed", "7")
     assert load(path, device="cpu", backend="reference").config.backend == "reference"
     with pytest.raises(InputError, match="device: got 'tpu'"):
@@ -310,14 +310,14 @@ def test_another_device_and_what_is_no_run(folder: Path, tmp_path: Path) -> None
         load(tmp_path)
 
 
-def test_a_run_whose_first_epoch_is_not_done_has_no_weights(folder: Path) -> None:
+def test_run_without_a_finished_epoch_is_rejected(folder: Path) -> None:
     path = train_run(folder, "--seed", "8")
     (path / BEST).unlink()
     with pytest.raises(InputError, match="holds no weights yet"):
         load(path)
 
 
-def test_a_data_folder_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_moved_data_folder_needs_a_new_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = train_run(tmp_path / "runs")
     before = load(path).predict([PAIR])
     moved = (tmp_path / "runs" / "data").rename(tmp_path / "moved")
@@ -333,7 +333,7 @@ def test_a_data_folder_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def rewritten(path: Path, weights: dict[str, Tensor]) -> Path:
-    """Replace the weights of a run by others that are as whole and as well signed."""
+    """Replace the weights of a run by other weights with a valid checksum."""
     config = RunFolder.open(path).config
     fingerprint = load_dataset(config.dataset).fingerprint
     _, notes = load_checkpoint(path / BEST, config=config, fingerprint=fingerprint)
@@ -342,7 +342,7 @@ def rewritten(path: Path, weights: dict[str, Tensor]) -> Path:
     return path
 
 
-def test_weights_that_do_not_fit_or_are_no_numbers_are_refused(folder: Path) -> None:
+def test_wrong_or_nan_weights_are_rejected(folder: Path) -> None:
     path = train_run(folder, "--seed", "9")
     good = dict(load(path).model.state_dict())
     for wrong, message in (
@@ -367,7 +367,7 @@ def test_weights_that_do_not_fit_or_are_no_numbers_are_refused(folder: Path) -> 
         trained.evaluate()
 
 
-def test_given_triples_are_scored(trained: TrainedModel) -> None:
+def test_scores_of_triples_match_predictions(trained: TrainedModel) -> None:
     graph = trained.data
     (expected,) = trained.predict([PAIR], top=graph.num_relations)
     triples = [(PAIR[0], candidate.relation, PAIR[1]) for candidate in expected.relations]
@@ -388,7 +388,7 @@ def test_given_triples_are_scored(trained: TrainedModel) -> None:
     assert trained.score([]) == []
 
 
-def test_triples_of_the_training_split_are_marked(trained: TrainedModel) -> None:
+def test_training_triples_are_marked(trained: TrainedModel) -> None:
     graph = trained.data
     names = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train.tolist()]
     assert all(score.in_training for score in trained.score(names))
@@ -400,7 +400,7 @@ def test_triples_of_the_training_split_are_marked(trained: TrainedModel) -> None
             assert candidate.in_training is (triple in known)
 
 
-def test_answers_become_frames(trained: TrainedModel) -> None:
+def test_answers_convert_to_dataframes(trained: TrainedModel) -> None:
     pandas = pytest.importorskip("pandas")
     pairs = [PAIR, ("no such name", PAIR[1])]
     predictions = trained.predict(pandas.DataFrame(pairs, columns=["from", "to"]), top=2)
@@ -410,7 +410,8 @@ def test_answers_become_frames(trained: TrainedModel) -> None:
     assert frame["rank"].tolist() == [1, 2, 1, 2]
     assert frame.loc[0, "probability"] == predictions[0].relations[0].probability
     assert frame.loc[2, "note"] == predictions[1].notes[0]
-    assert trained.predict(frame[["tail", "head"]].iloc[::2], top=2) == predictions  # by their names
+    # columns are selected by name
+    assert trained.predict(frame[["tail", "head"]].iloc[::2], top=2) == predictions
     scores = trained.score(frame[["head", "relation", "tail"]])
     assert trained.score(frame[["tail", "relation", "head"]]) == scores
     assert scores.to_pandas()["rank"].tolist() == [1, 2, 1, 2]
@@ -425,13 +426,13 @@ def test_answers_become_frames(trained: TrainedModel) -> None:
     assert trained.predict([]).to_pandas().empty
 
 
-def test_frames_without_pandas(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_pandas_needs_pandas(trained: TrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="to_pandas: expected pandas, which is missing"):
         trained.predict([PAIR]).to_pandas()
 
 
-def test_any_relation_can_be_explained(trained: TrainedModel) -> None:
+def test_every_relation_can_be_explained(trained: TrainedModel) -> None:
     (prediction,) = trained.predict([PAIR], top=trained.data.num_relations)
     for rank, candidate in enumerate(prediction.relations, 1):
         explanation = trained.explain(*PAIR, top=1, relation=candidate.relation)
@@ -440,7 +441,9 @@ def test_any_relation_can_be_explained(trained: TrainedModel) -> None:
         assert explanation.likeliest == prediction.relations[0]
         assert explanation.contexts[-1].name == candidate.relation
     assert trained.explain(*PAIR) == trained.explain(*PAIR, relation=prediction.relations[0].relation)
-    with pytest.raises(InputError, match=r"relation: got 'cousn', wanted a relation of .*, as 'cousin'"):
+    with pytest.raises(
+        InputError, match=r"relation: expected .*, got 'cousn': use a known name, such as 'cousin'"
+    ):
         trained.explain(*PAIR, relation="cousn")
 
 
@@ -448,39 +451,39 @@ NO_NAMES: list[Any] = [7, np.int64(7), 7.5, math.nan, None, b"bytes", ("a", "b")
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
-def test_names_that_are_no_strings(trained: TrainedModel, name: Any) -> None:
+def test_names_must_be_strings(trained: TrainedModel, name: Any) -> None:
     for pair, side in (((name, PAIR[1]), "head"), ((PAIR[0], name), "tail")):
-        with pytest.raises(TypeError, match=f"{side}: got .*, wanted the name of an entity"):
+        with pytest.raises(TypeError, match=f"{side}: expected the name of an entity, got "):
             trained.predict([pair])
-        with pytest.raises(TypeError, match=f"{side}: got .*, wanted the name of an entity"):
+        with pytest.raises(TypeError, match=f"{side}: expected the name of an entity, got "):
             trained.explain(*pair)
-    with pytest.raises(TypeError, match=r"relation: got .*, wanted the name of a relation"):
+    with pytest.raises(TypeError, match=r"relation: expected the name of a relation, got "):
         trained.score([(PAIR[0], name, PAIR[1])])
 
 
-def test_wrong_calls_are_answered_in_the_packages_words(trained: TrainedModel) -> None:
-    wrong: Any = trained  # calls that no type checker lets through
-    wanted = r"wanted a list of \(head, tail\)"
-    with pytest.raises(TypeError, match=rf"pairs: got 'a', {wanted}"):
+def test_wrong_arguments_give_clear_messages(trained: TrainedModel) -> None:
+    wrong: Any = trained  # a type checker would reject these calls
+    wanted = r"expected a list of \(head, tail\)"
+    with pytest.raises(TypeError, match=rf"pairs: {wanted}, got 'a'"):
         wrong.predict("a", "b")
     for rows in (PAIR, ["ab"], [7]):
-        with pytest.raises(TypeError, match=rf"pairs: got .* for a row, {wanted}"):
+        with pytest.raises(TypeError, match=rf"pairs: {wanted}, got .* for a row"):
             wrong.predict(rows)
-    with pytest.raises(TypeError, match=rf"pairs: got None, {wanted}"):
+    with pytest.raises(TypeError, match=rf"pairs: {wanted}, got None"):
         wrong.predict(None)
-    with pytest.raises(InputError, match=rf"pairs: got \(.*\), {wanted}; score\(\) takes the others"):
+    with pytest.raises(InputError, match=rf"pairs: {wanted}, got \(.*\): use score\(\) for such rows"):
         wrong.predict([("a", "r", "b")])
-    with pytest.raises(InputError, match=r"triples: got .*; predict\(\) takes the others"):
+    with pytest.raises(InputError, match=r"triples: expected .*, got .*: use predict\(\) for such rows"):
         wrong.score([PAIR])
-    with pytest.raises(TypeError, match=r"top: got 'b', wanted a whole number"):
+    with pytest.raises(TypeError, match=r"top: expected an integer, got 'b'"):
         wrong.predict([PAIR], "b")
-    with pytest.raises(InputError, match=r"split: got 'tset', wanted one of train, valid, test"):
+    with pytest.raises(InputError, match=r"split: expected one of train, valid, test, got 'tset'"):
         wrong.evaluate("tset")
     with pytest.raises(ValueError, match=r"ties: got 'none', wanted one of"):
         wrong.evaluate("test", "none")
 
 
-def test_a_trained_model_is_a_line(trained: TrainedModel) -> None:
+def test_repr_of_a_trained_model_is_one_line(trained: TrainedModel) -> None:
     assert re.fullmatch(
         r"TrainedModel\(lightcake-distmult of width 6 on data: \d+ entities, \d+ relations\)", repr(trained)
     )
@@ -500,7 +503,7 @@ def test_answers_print_as_tables(trained: TrainedModel) -> None:
     assert repr(trained.predict([])).split() == list(predictions.columns)
 
 
-def test_an_explanation_prints_as_a_table(trained: TrainedModel) -> None:
+def test_explanation_prints_as_a_table(trained: TrainedModel) -> None:
     explanation = trained.explain(*PAIR, top=1)
     title, heading, *rows = repr(explanation).splitlines()
     assert title == (
@@ -515,7 +518,7 @@ def test_an_explanation_prints_as_a_table(trained: TrainedModel) -> None:
     assert f"note: {unknown}" in repr(trained.explain("no such name", PAIR[1])).splitlines()
 
 
-def test_a_notebook_shows_names_as_they_are(trained: TrainedModel, peer: Callable[[str], Any]) -> None:
+def test_notebook_tables_escape_names(trained: TrainedModel, peer: Callable[[str], Any]) -> None:
     name = "<script>a & b</script> $x$"
     display = peer("IPython.core.formatters").DisplayFormatter()
     shown = display.format(trained.predict([(name, PAIR[1])], top=1))[0]["text/html"]
@@ -525,7 +528,7 @@ def test_a_notebook_shows_names_as_they_are(trained: TrainedModel, peer: Callabl
     assert shown.count("<tr>") == 2
 
 
-def test_a_long_table_is_cut(trained: TrainedModel) -> None:
+def test_long_tables_are_cut(trained: TrainedModel) -> None:
     predictions = trained.predict([PAIR] * 60, top=1)
-    assert repr(predictions).splitlines()[-1] == "... 10 more rows: to_pandas() has all"
+    assert repr(predictions).splitlines()[-1] == "... 10 more rows: to_pandas() returns all"
     assert len(repr(predictions).splitlines()) == 52

@@ -1,4 +1,4 @@
-"""The predict command: one pair or a stream of them, as tables, TSV or JSON, explained and drawn."""
+"""The predict command: single pairs and files, tables, TSV, JSON, explanations and figures."""
 
 import errno
 import io
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def plain(run: str) -> str:
-    """A run without vectors for unknown entities and without context."""
+    """A run without unknown-entity embeddings and without context."""
     return str(train_run(Path(run).parent, "--unseen-rate", "0", "--layers", "0"))
 
 
@@ -39,12 +39,12 @@ def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert cli.run(predict.main, list(arguments)) == 2
     found = capsys.readouterr()
-    assert found.out == "", "an error stands alone"
+    assert found.out == "", "an error prints nothing to stdout"
     (line,) = found.err.splitlines()
     return line.removeprefix("error: ")
 
 
-def test_one_pair_as_a_table(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_pair_prints_as_a_table(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, run, *ONE, "--top", "3")
     (expected,) = load(run).predict([PAIR], top=3)
     assert f"{PAIR[0]} → {PAIR[1]}" in text
@@ -56,7 +56,7 @@ def test_one_pair_as_a_table(run: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "alpha" not in text
 
 
-def test_unknown_names_get_a_note_and_names_near(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_names_get_a_note_and_suggestions(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, run, "--head", UNSEEN, "--tail", "Dmitri Novak 21")
     assert f"note: head {UNSEEN!r} has no training triple" in text
     assert "note: tail 'Dmitri Novak 21' is not in the data" in text
@@ -64,13 +64,13 @@ def test_unknown_names_get_a_note_and_names_near(run: str, capsys: pytest.Captur
     assert f"names near {UNSEEN!r}" not in text
 
 
-def test_unknown_names_are_refused_by_a_model_without_vectors(
+def test_unknown_names_are_rejected_without_learned_embeddings(
     plain: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "'Dmitri Novák 21'" in error(capsys, plain, "--head", PAIR[0], "--tail", "Dmitri Novak 21")
 
 
-def test_explanation_for_people(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explanation_prints_as_tables(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, run, *ONE, "--explain", "--top", "2")
     explanation = load(run).explain(*PAIR, top=2)
     assert f"{explanation.relation}: score {explanation.score:.4f}" in text
@@ -81,12 +81,12 @@ def test_explanation_for_people(run: str, capsys: pytest.CaptureFixture[str]) ->
         for triple in context.triples:
             cells = [*(f" {weight:.4f} " for weight in triple.weights), f" {triple.share:+.1%} "]
             cells += [f" {triple.probability_without:.4f} ", triple.head, triple.tail]
-            own = {context.name}  # the table's title has it
+            own = {context.name}  # this name is in the title of the table
             wanted = [cell for cell in cells if cell not in own]
             assert any(all(cell in line for cell in wanted) for line in text.splitlines())
 
 
-def test_json_holds_the_explanation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_contains_the_explanation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     record = json.loads(output(capsys, run, *ONE, "--explain", "--json"))
     explanation = load(run).explain(*PAIR)
     assert record["relations"][0]["relation"] == record["explanation"]["relation"] == explanation.relation
@@ -95,15 +95,15 @@ def test_json_holds_the_explanation(run: str, capsys: pytest.CaptureFixture[str]
     assert "explanation" not in json.loads(output(capsys, run, *ONE, "--json"))
 
 
-def test_a_model_without_context_cannot_explain(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no context layers" in error(capsys, plain, *ONE, "--explain")
+def test_explanation_needs_a_model_with_context(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected a model with LightCAKE layers" in error(capsys, plain, *ONE, "--explain")
 
 
 def rows_of(text: str) -> list[list[str]]:
     return [line.split("\t") for line in text.splitlines()]
 
 
-def test_many_pairs(
+def test_pairs_from_a_file(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(predict, "ROWS_PER_BLOCK", 3)
@@ -126,7 +126,7 @@ def test_many_pairs(
         assert float(row[4]) == pytest.approx(candidate.probability, rel=1e-4)
         assert row[5] == ("yes" if candidate.in_training else "no")
         assert row[6] == "; ".join(prediction.notes)
-    assert rows[-1][6].count("the vector learned for unknown") == 2
+    assert rows[-1][6].count("the learned embedding of unknown") == 2
 
     lines = output(capsys, run, "--pairs", str(file), "--top", "2", "--json").splitlines()
     for line, prediction in zip(map(json.loads, lines), expected, strict=True):
@@ -138,7 +138,7 @@ def test_many_pairs(
         assert [c["relation"] for c in line["relations"]] == [c.relation for c in prediction.relations]
 
 
-def test_the_bar_on_a_terminal_leaves_stdout_to_the_answers(
+def test_progress_bar_does_not_print_to_stdout(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(predict, "Console", partial(Console, force_terminal=True))
@@ -159,7 +159,7 @@ def test_pairs_from_stdin(
     assert row[:2] == list(PAIR)
 
 
-def test_many_triples(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_triples_from_a_file(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained = load(run)
     graph = trained.data
     triples = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train[:5]]
@@ -182,10 +182,12 @@ def test_many_triples(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     ]
     assert [record["in_training"] for record in records] == [True] * 5 + [False]
     file.write_text("\t".join([PAIR[0], "cousn", PAIR[1]]), encoding="utf-8")
-    assert error(capsys, run, "--triples", str(file)).startswith(f"{file}:1: relation: got 'cousn', wanted")
+    assert error(capsys, run, "--triples", str(file)).startswith(
+        f"{file}:1: relation: expected a relation of "
+    )
 
 
-def test_why_not_another_relation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explanation_of_another_relation(run: str, capsys: pytest.CaptureFixture[str]) -> None:
     trained = load(run)
     other = trained.predict([PAIR], top=3)[0].relations[2].relation
     expected = trained.explain(*PAIR, relation=other)
@@ -194,15 +196,17 @@ def test_why_not_another_relation(run: str, capsys: pytest.CaptureFixture[str]) 
     assert f"context of relation {other}" in text
 
 
-def test_a_closed_stdin(
+def test_closed_stdin_is_rejected(
     run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    assert error(capsys, run, "--pairs", "-") == "pairs: got a closed stdin, wanted lines of head, tail"
+    assert error(capsys, run, "--pairs", "-") == (
+        "pairs: expected lines of head, tail, got a closed stdin: use a file"
+    )
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
-def test_a_file_without_pairs_gives_the_header_alone(
+def test_file_without_pairs_prints_only_the_header(
     run: str, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "pairs.tsv"
@@ -214,16 +218,16 @@ def test_a_file_without_pairs_gives_the_header_alone(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\n", "got 1 field, wanted head<TAB>tail"),
-        (b"a\tb\tc\n", "got 3 fields, wanted head<TAB>tail"),
-        (b"\tb\n", "got an empty name, wanted head<TAB>tail"),
-        (b"\t\n", "got an empty name, wanted head<TAB>tail"),
-        (b"a\0\tb\n", "got a NUL byte, wanted text"),
-        (b"a\xff\tb\n", "got byte 0xff, wanted UTF-8 text"),
-        (b"a" * 100_000, "got a line of 65,536 bytes or more, wanted head<TAB>tail"),
+        (b"a\n", "expected head<TAB>tail, got 1 field: correct the line"),
+        (b"a\tb\tc\n", "expected head<TAB>tail, got 3 fields: correct the line"),
+        (b"\tb\n", "expected head<TAB>tail, got an empty name: correct the line"),
+        (b"\t\n", "expected head<TAB>tail, got an empty name: correct the line"),
+        (b"a\0\tb\n", "expected UTF-8 text, got a NUL byte: convert the file to UTF-8"),
+        (b"a\xff\tb\n", "expected UTF-8 text, got byte 0xff: convert the file to UTF-8"),
+        (b"a" * 100_000, "expected head<TAB>tail, got a line of 65,536 bytes or more: shorten it"),
     ],
 )
-def test_lines_that_are_no_pair(
+def test_wrong_lines_are_rejected_with_their_number(
     run: str, tmp_path: Path, content: bytes, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "pairs.tsv"
@@ -231,38 +235,40 @@ def test_lines_that_are_no_pair(
     assert error(capsys, run, "--pairs", str(file)) == f"{file}:3: {message}"
 
 
-def test_no_rows_wanted_of_many_pairs(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_top_0_is_rejected_for_a_file(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text("\t".join(PAIR), encoding="utf-8")
-    assert error(capsys, run, "--pairs", str(file), "--top", "0") == "top: got 0, wanted at least 1"
+    assert error(capsys, run, "--pairs", str(file), "--top", "0") == (
+        "top: expected at least 1, got 0: use a larger number"
+    )
 
 
-def test_an_unknown_name_in_a_file_is_told_with_its_line(
+def test_unknown_name_in_a_file_is_rejected_with_its_line(
     plain: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "pairs.tsv"
     file.write_text(f"{PAIR[0]}\t{PAIR[1]}\n{PAIR[0]}\tnobody\n", encoding="utf-8")
-    assert error(capsys, plain, "--pairs", str(file)).startswith(f"{file}:2: tail: got 'nobody', wanted")
+    assert error(capsys, plain, "--pairs", str(file)).startswith(f"{file}:2: tail: expected an entity of ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--head", "a"], "got one of --head and --tail, wanted both"),
-        (["--tail", "a"], "got one of --head and --tail, wanted both"),
-        ([], "wanted either --head and --tail, or --pairs, or --triples"),
-        ([*ONE, "--pairs", "x"], "wanted either --head and --tail, or --pairs, or --triples"),
-        (["--pairs", "x", "--explain"], "--explain and --figure are for one pair"),
-        (["--pairs", "x", "--figure", "x.png"], "--explain and --figure are for one pair"),
-        ([*ONE, "--relation", "cousin"], "--relation says what to explain: wanted --explain or --figure"),
-        ([*ONE, "--explain", "--relation", "x"], "relation: got 'x', wanted a relation of"),
-        ([*ONE, "--figure", "x.gif"], "figure: got 'x.gif', wanted a name that ends in .png, .svg, .pdf"),
-        ([*ONE, "--figure", "no/such/x.png"], "figure: wanted an existing folder, got no/such"),
-        ([*ONE, "--top", "0"], "top: got 0, wanted at least 1"),
+        (["--head", "a"], "expected --head and --tail, got one of them"),
+        (["--tail", "a"], "expected --head and --tail, got one of them"),
+        ([], "expected --head and --tail, or --pairs, or --triples"),
+        ([*ONE, "--pairs", "x"], "expected --head and --tail, or --pairs, or --triples"),
+        (["--pairs", "x", "--explain"], "--explain and --figure: expected one pair"),
+        (["--pairs", "x", "--figure", "x.png"], "--explain and --figure: expected one pair"),
+        ([*ONE, "--relation", "cousin"], "--relation: expected --explain or --figure, got neither"),
+        ([*ONE, "--explain", "--relation", "x"], "relation: expected a relation of "),
+        ([*ONE, "--figure", "x.gif"], "figure: expected a name that ends in .png, .svg, .pdf, got 'x.gif'"),
+        ([*ONE, "--figure", "no/such/x.png"], "figure: expected an existing folder, got no/such"),
+        ([*ONE, "--top", "0"], "top: expected at least 1, got 0"),
         (["--pairs", "no such file"], "no such file: No such file or directory"),
     ],
 )
-def test_arguments_that_do_not_fit(
+def test_wrong_arguments_are_rejected(
     run: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in error(capsys, run, *arguments)
@@ -273,7 +279,7 @@ def texts(axes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_figures(
+def test_figure_formats(
     run: str, tmp_path: Path, suffix: str, magic: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the plots extra")
@@ -282,9 +288,7 @@ def test_figures(
     assert path.read_bytes().startswith(magic)
 
 
-def test_a_figure_names_what_is_explained_and_widens_with_the_weight(
-    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figure_shows_names_and_weights(run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
     drawn = []
     monkeypatch.setattr(matplotlib_figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
@@ -316,7 +320,7 @@ def explanation_of(names: list[str]) -> Explanation:
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_a_figure_of_any_names(tmp_path: Path, suffix: str, recwarn: pytest.WarningsRecorder) -> None:
+def test_figure_draws_any_names(tmp_path: Path, suffix: str, recwarn: pytest.WarningsRecorder) -> None:
     pytest.importorskip("matplotlib", reason="needs the plots extra")
     path = tmp_path / f"why.{suffix}"
     assert figure.draw(explanation_of(NAMES), path) == "", "the script g has a font"
@@ -325,21 +329,19 @@ def test_a_figure_of_any_names(tmp_path: Path, suffix: str, recwarn: pytest.Warn
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_a_figure_shows_names_as_they_are_and_explains_its_signs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_figure_shows_plain_names_and_a_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
     drawn = []
     monkeypatch.setattr(matplotlib_figure.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
     figure.draw(explanation_of(NAMES), tmp_path / "why.png")
     top, bottom = drawn[0].axes
     assert set(NAMES) - {NAMES[1]} <= set(texts(top))
-    assert f"pairs that shape the relation {NAMES[1]}" in texts(bottom)
+    assert f"context pairs of the relation {NAMES[1]}" in texts(bottom)
     (legend,) = drawn[0].legends
     assert len(legend.get_texts()) == len(legend.legend_handles) == 4
 
 
-def test_long_names_lose_their_middle_and_stay_apart() -> None:
+def test_long_names_are_shortened_and_stay_distinct() -> None:
     base = "http://example.org/a/rather/long/path/"
     names = [f"{base}{n}/to/an/entity" for n in range(20)] + [f"{base}{n}" for n in range(20)] + ["short"]
     labels = figure.shortened(names)
@@ -349,7 +351,7 @@ def test_long_names_lose_their_middle_and_stay_apart() -> None:
     assert all(label.startswith("http://e") for name, label in labels.items() if name != "short")
 
 
-def test_characters_without_a_font_are_told_in_a_line_after_the_answer(
+def test_missing_fonts_are_reported_after_the_answer(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the plots extra")
@@ -357,10 +359,10 @@ def test_characters_without_a_font_are_told_in_a_line_after_the_answer(
     assert cli.run(predict.main, [run, *ONE, "--figure", str(tmp_path / "why.png")]) == 0
     out, err = capsys.readouterr()
     assert PAIR[0] in out
-    assert err == "figure: no installed font has '東'; boxes stand for them\n"
+    assert err == "figure: no installed font has '東': boxes replace these characters\n"
 
 
-def test_the_answer_is_there_whatever_becomes_of_the_picture(
+def test_answer_is_printed_before_a_failing_figure(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:
@@ -371,15 +373,15 @@ def test_the_answer_is_there_whatever_becomes_of_the_picture(
     assert PAIR[0] in capsys.readouterr().out
 
 
-def test_a_pair_of_one_entity_is_drawn(run: str, tmp_path: Path) -> None:
+def test_figure_of_a_pair_with_one_entity(run: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the plots extra")
     figure.draw(load(run).explain(PAIR[0], PAIR[0]), tmp_path / "why.png")
     assert (tmp_path / "why.png").stat().st_size > 1000
 
 
-def test_a_figure_without_matplotlib(
+def test_figure_needs_matplotlib(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(figure, "find_spec", lambda name: None)
     message = error(capsys, run, *ONE, "--figure", str(tmp_path / "why.png"))
-    assert message == "figure: needs matplotlib, which is missing: pip install 'lightcake_fast[plots]'"
+    assert message == "figure: expected matplotlib, which is missing: pip install 'lightcake_fast[plots]'"

@@ -1,4 +1,4 @@
-"""Tables on narrow terminals: nothing is cut, no figure is broken, and no two rows look alike."""
+"""Tables on narrow terminals: names are not cut, numbers are not broken, and rows stay distinct."""
 
 import dataclasses
 import io
@@ -17,14 +17,14 @@ LAYERS = 4
 
 
 def shown(table: Table, width: int = 80, *, title: str = "") -> list[str]:
-    """The lines of a table on a terminal of a width."""
+    """Lines of a table on a terminal with this width."""
     file = io.StringIO()
     Console(file=file, force_terminal=True, width=width, color_system=None).print_table(title, table)
     return file.getvalue().splitlines()[1:]
 
 
 def cells(lines: list[str]) -> Iterator[list[str]]:
-    """The rows' cells, folded lines joined again; a row starts where its last cell says something."""
+    """Cells of each row, with folded lines joined. A new row has text in its last cell."""
     row: list[str] = []
     for line in lines:
         if line[0] != "│":
@@ -50,7 +50,7 @@ def explanation() -> Explanation:
 
 
 @pytest.mark.parametrize("width", [72, 80, 100, 200])
-def test_an_explanation(width: int) -> None:
+def test_explanation_tables_fit_the_width(width: int) -> None:
     for title, table in explanation_tables(explanation(), width):
         assert "4 of 1,234 triples" in title or "4 of 99 triples" in title
         lines = shown(table, width)
@@ -65,7 +65,7 @@ def test_an_explanation(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [72, 80, 100])
-def test_what_a_score_is_made_of(width: int) -> None:
+def test_terms_table_fits_the_width(width: int) -> None:
     terms = (
         Term("context", None, False, 99, -1.5, 0.1234, -1.255),
         Term("profile of head", BASE + "starring", False, 1234, -1.5, 0.1234, 0.5),
@@ -83,21 +83,21 @@ def test_what_a_score_is_made_of(width: int) -> None:
         assert row[1:] == [f"{term.count:,}", f"{term.share:+.1%}", "0.1234"]
 
 
-def test_all_layers_where_there_is_room() -> None:
+def test_wide_terminals_show_all_layers() -> None:
     for width, layers in ((80, 2), (200, LAYERS)):
         _, table = next(explanation_tables(explanation(), width))
         titles = [str(column.header) for column in table.columns]
         assert titles[1:-2] == [f"alpha {n}" for n in ([1, LAYERS] if layers == 2 else range(1, LAYERS + 1))]
 
 
-def test_a_prediction() -> None:
+def test_prediction_table_fits_the_width() -> None:
     prediction = Prediction("a", "b", tuple(Candidate(name, 0.25, True) for name in NAMES), ())
     lines = shown(prediction_table(prediction), 60)
     assert [row[0] for row in cells(lines)] == NAMES
     assert max(map(len, lines)) <= 60
 
 
-def test_what_does_not_fit_is_not_cut() -> None:
+def test_wide_tables_are_not_cut() -> None:
     table = Table()
     table.add_names("relation")
     for run in range(12):
@@ -107,7 +107,7 @@ def test_what_does_not_fit_is_not_cut() -> None:
     assert all(f" 0.{run:04} " in text for run in range(12))
 
 
-def test_metrics_below_a_long_title() -> None:
+def test_metrics_table_with_a_long_title() -> None:
     metrics = {
         "count": 12_345_678,
         "mrr": 0.5,
@@ -122,7 +122,7 @@ def test_metrics_below_a_long_title() -> None:
     assert max(map(len, lines[-8:])) <= 40
 
 
-def test_seen_entities_have_a_column_where_their_metrics_differ() -> None:
+def test_seen_entities_have_a_column_if_their_metrics_differ() -> None:
     metrics = dict.fromkeys(("mrr", "mr", "hits_at_1", "hits_at_3", "hits_at_10"), 0.5)
     every, fewer = ({**metrics, "count": count} for count in (294, 293))
     assert "seen only (293)" in shown(metrics_table({"all": every, "seen": fewer}), 80)[1]

@@ -1,4 +1,4 @@
-"""Trained models with profile, links and mixing: what each gives to a score, against counts made by hand."""
+"""Models with profile, links, paths and mixing: shares of the score, compared with counts by hand."""
 
 import dataclasses
 import math
@@ -40,7 +40,7 @@ def trained(folder: Path, request: pytest.FixtureRequest) -> TrainedModel:
 
 @pytest.fixture(scope="module")
 def linked(trained: TrainedModel) -> tuple[str, str]:
-    """A pair that training joins, by more than one relation if there is such a pair."""
+    """The pair with the most training triples."""
     triples, data = trained.data.train, trained.data
     pairs, counts = np.unique(np.sort(triples[:, ::2]), axis=0, return_counts=True)
     h, t = pairs[counts.argmax()]
@@ -53,7 +53,7 @@ def explanation(trained: TrainedModel, linked: tuple[str, str]) -> Explanation:
 
 
 def evidence(trained: TrainedModel, pair: tuple[str, str]) -> dict[str, Tensor]:
-    """Counts of the head's and the tail's relations, and links, each float64 (2R,); paths (2R, 2R)."""
+    """Counts of relations of head and tail, and of links, float64 `[2R]`; of paths `[2R, 2R]`."""
     half = trained.data.num_relations
     h, t = (trained.data.entities.index(name) for name in pair)
     parts = {part: torch.zeros(2 * half, dtype=torch.float64) for part in ("head", "tail", "links")}
@@ -75,7 +75,7 @@ def evidence(trained: TrainedModel, pair: tuple[str, str]) -> dict[str, Tensor]:
 
 
 def scores_by_hand(trained: TrainedModel, pair: tuple[str, str], parts: dict[str, Tensor]) -> Tensor:
-    """DistMult's scores (R,) from the exported tables and these counts."""
+    """DistMult scores `[R]` from the exported tables and these counts."""
     table, half = trained.embeddings(), trained.data.num_relations
     other = {name: value.double() for name, value in table.others.items()}
     rows = []
@@ -89,7 +89,7 @@ def scores_by_hand(trained: TrainedModel, pair: tuple[str, str], parts: dict[str
     return table.relations[:half].double() @ asked + other["relation_bias"]
 
 
-def test_scores_are_made_of_what_is_exported(trained: TrainedModel, linked: tuple[str, str]) -> None:
+def test_exported_tables_give_the_scores(trained: TrainedModel, linked: tuple[str, str]) -> None:
     parts = evidence(trained, linked)
     assert all(counts.any() for counts in parts.values())
     expected = scores_by_hand(trained, linked, parts).softmax(0)
@@ -98,7 +98,7 @@ def test_scores_are_made_of_what_is_exported(trained: TrainedModel, linked: tupl
     assert_close(torch.tensor([c.probability for c in found.relations]), expected[order], slack=10)
 
 
-def test_shares_of_counts_and_links(
+def test_shares_match_changed_counts(
     trained: TrainedModel, linked: tuple[str, str], explanation: Explanation
 ) -> None:
     parts, half = evidence(trained, linked), trained.data.num_relations
@@ -133,14 +133,14 @@ def test_shares_of_counts_and_links(
         assert max(shares) > 1e-3
 
 
-def test_the_share_of_the_context_is_that_of_all_its_triples(
+def test_context_share_matches_a_graph_without_triples(
     trained: TrainedModel, linked: tuple[str, str], explanation: Explanation
 ) -> None:
     contexts = [term for term in explanation.terms if term.of == "context"]
     assert len(contexts) == trained.model.has_context
     for term in contexts:
         model = trained.model
-        with torch.no_grad():  # no triple is left: the rows stay as they were, and so do their profiles
+        with torch.no_grad():  # without context triples, embeddings and profiles stay unrefined
             tables = model.entities, model.relations
             pair = torch.tensor([[trained.data.entities.index(name) for name in linked]])
             graph = trained._experiment.graph
@@ -153,7 +153,7 @@ def test_the_share_of_the_context_is_that_of_all_its_triples(
             assert math.isclose(sum(t.weights[layer] for t in context.triples), 1, rel_tol=1e-5)
 
 
-def test_an_entity_of_which_nothing_is_known_has_no_counts(trained: TrainedModel) -> None:
+def test_unseen_entities_have_zero_counts(trained: TrainedModel) -> None:
     for name in (UNSEEN, "no such name"):
         found = trained.explain(name, PAIR[1])
         counts = {term.of: term.count for term in found.terms if term.relation is None}
@@ -161,7 +161,7 @@ def test_an_entity_of_which_nothing_is_known_has_no_counts(trained: TrainedModel
         assert counts["profile of tail"] > 0
 
 
-def test_top_lists_the_largest_shares(
+def test_top_selects_the_largest_shares(
     trained: TrainedModel, linked: tuple[str, str], explanation: Explanation
 ) -> None:
     few = trained.explain(*linked, top=1)
@@ -174,7 +174,7 @@ def test_top_lists_the_largest_shares(
         assert entries[0] == entries[1][:1]
 
 
-def test_a_frame_has_a_row_for_each_term(explanation: Explanation) -> None:
+def test_dataframe_has_one_row_per_term(explanation: Explanation) -> None:
     pandas = pytest.importorskip("pandas")
     frame = explanation.to_pandas()
     triples = [triple for context in explanation.contexts for triple in context.triples]
@@ -190,11 +190,11 @@ def test_a_frame_has_a_row_for_each_term(explanation: Explanation) -> None:
         assert found == [term.relation, inverse, term.second, second_inverse]
 
 
-def test_words_and_picture(
+def test_terms_table_and_figure(
     trained: TrainedModel, explanation: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     title, table = next(explanation_tables(explanation, 100))
-    assert title == "what the score is made of"
+    assert title == "parts of the score"
     assert table.row_count == len(explanation.terms)
     matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
     drawn = []
@@ -217,7 +217,7 @@ def test_words_and_picture(
     assert len(drawn[1].axes) == len(drawn[0].axes) - 1
 
 
-def test_a_notebook_shows_an_explanation_as_a_picture(
+def test_notebook_shows_the_explanation_figure(
     explanation: Explanation, tmp_path: Path, peer: Callable[[str], Any]
 ) -> None:
     pytest.importorskip("matplotlib", reason="needs the plots extra")
@@ -229,7 +229,7 @@ def test_a_notebook_shows_an_explanation_as_a_picture(
     assert not any(text.get_parse_math() for axes in picture.axes for text in axes.texts)
 
 
-def test_a_term_without_a_share_has_no_bar(
+def test_term_with_zero_share_has_no_bar(
     explanation: Explanation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matplotlib_figure = pytest.importorskip("matplotlib.figure", reason="needs the plots extra")
@@ -242,10 +242,12 @@ def test_a_term_without_a_share_has_no_bar(
     assert more == without
 
 
-def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_and_export_commands_with_terms(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train_run(folder, "--layers", "0", *TERMS)
     predict.main([str(run), "--head", PAIR[0], "--tail", PAIR[1], "--explain"])
-    assert "what the score is made of" in capsys.readouterr().out
+    assert "parts of the score" in capsys.readouterr().out
     export.main([str(run), "--to", str(tmp_path / "all.safetensors")])
     names = set(load_file(tmp_path / "all.safetensors"))
     assert {"profile.of_head", "profile.of_tail", "profile.head", "profile.tail", "links.of_link"} < names

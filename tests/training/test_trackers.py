@@ -94,7 +94,10 @@ def test_a_missing_tracker_is_named(
     make: Callable[[], object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "import_module", lambda module: importlib.import_module("no_such_module"))
-    with pytest.raises(InputError, match=rf"^{name} is missing .*: pip install 'lightcake_fast\[{name}\]'$"):
+    with pytest.raises(
+        InputError,
+        match=rf"^{name}: expected an installed package, got .*: pip install 'lightcake_fast\[{name}\]'$",
+    ):
         make()
 
 
@@ -116,11 +119,11 @@ def test_epochs_become_comma_separated_values(tmp_path: Path, capsys: pytest.Cap
 def test_epochs_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(out=str(tmp_path / "run"))
     for flags, message in (
-        ([], "got neither --to nor --history"),
-        (["--history", str(tmp_path)], "exists, wanted a new file"),
+        ([], "expected --to or --history, got neither"),
+        (["--history", str(tmp_path)], "expected a new file or folder, got an existing one"),
     ):
         assert cli.run(export.main, [str(tmp_path / "run"), *flags]) == 2
         assert message in capsys.readouterr().err
     (tmp_path / "run" / "metrics.jsonl").write_text("{")
     assert cli.run(export.main, [str(tmp_path / "run"), "--history", str(tmp_path / "x.csv")]) == 2
-    assert "metrics.jsonl: damaged: not JSON" in capsys.readouterr().err
+    assert "metrics.jsonl: expected JSON lines, got a damaged file (not JSON" in capsys.readouterr().err
