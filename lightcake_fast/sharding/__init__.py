@@ -1,1 +1,1 @@
-"""A graph divided among processes: partitions, a rank's shard, and the layer that shards compute together."""
+"""A graph divided among processes: partitions, the shard of a rank, and the sharded layer."""

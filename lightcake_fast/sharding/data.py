@@ -1,4 +1,4 @@
-"""A rank's share of a data set: from the whole one at hand, or from a folder that holds no more than that."""
+"""A rank's share of a data set, from the whole data set or from a partition folder with only this share."""
 
 import json
 import re
@@ -29,13 +29,13 @@ _FIELDS = {"name": str, "fingerprint": str, "num_entities": int, "num_relations"
 
 @dataclass(frozen=True, eq=False)
 class ShardData:
-    """What a rank knows of a data set.
+    """The share of a data set that a rank knows.
 
     Attributes:
-        name: As in `KnowledgeGraph`; likewise `fingerprint`, `num_entities` and `num_relations`.
-        counts: The triples of each split, of all ranks together.
+        name: As in `KnowledgeGraph`, like `fingerprint`, `num_entities` and `num_relations`.
+        counts: Number of triples per split, over all ranks.
         layout: The rank's rows.
-        splits: The triples held of each split.
+        splits: The rank's triples per split.
         seen: Bool (n,), own entities with a training triple.
     """
 
@@ -51,7 +51,7 @@ class ShardData:
 
     @classmethod
     def of(cls, data: KnowledgeGraph, owner: Ids, rank: int, ranks: int) -> "ShardData":
-        """A rank's share of a data set, for each entity's owner, int64 (N,)."""
+        """Select a rank's share of a data set; `owner` is the rank of each entity, int64 (N,)."""
         splits = {split: HeldTriples.of(data.split(split), owner, rank) for split in SPLITS}
         rows = np.flatnonzero(owner == rank)
         return cls(
@@ -68,7 +68,7 @@ class ShardData:
 
     @property
     def num_train(self) -> int:
-        """T, the training triples of all ranks."""
+        """T, the number of training triples over all ranks."""
         return self.counts["train"]
 
     @property
@@ -90,15 +90,15 @@ class ShardData:
 
     @cached_property
     def known(self) -> Ids:
-        """All triples of all splits whose head is own, int64 (K, 3): what filtered ranks leave out."""
+        """All triples with an own head, from all splits, int64 (K, 3): the filter of ranks."""
         own = (held.triples[held.owners[:, 0] == self.layout.rank] for held in self.splits.values())
         return np.concatenate(list(own))
 
     def check(self, world: World) -> None:
-        """Compare with the other ranks what each will send and receive.
+        """Compare the sizes of all exchanges with the other ranks.
 
         Raises:
-            InputError: They do not fit each other, on every rank.
+            InputError: The shares of the ranks do not match. Every rank raises it.
         """
         mine = torch.from_numpy(np.stack([self.layout.sent_to, self.layout.halo_from]))
         digest = int(self.fingerprint[:15], 16)
@@ -107,31 +107,32 @@ class ShardData:
         digests = world.gather(torch.tensor([digest, len(self.layout.rows)]))
         if not fits or len(set(digests[:, 0].tolist())) > 1 or digests[:, 1].sum() != self.num_entities:
             raise InputError(
-                f"{self.name}: the ranks' shares do not fit each other: wanted those of one partition"
+                f"{self.name}: expected shares of one partition on all ranks, got shares that do not match: "
+                "give all ranks the same partition folder"
             )
 
 
 def write_partition(
     folder: Path, data: KnowledgeGraph, owner: Ids, parts: int, **notes: Any
 ) -> dict[str, Any]:
-    """Write each rank's share of a data set.
+    """Write the share of each rank.
 
     Args:
-        folder: New, or of an earlier partition of the data set, whole or not, which is replaced.
+        folder: A new folder, or an earlier partition of the same data set, complete or not, to replace.
         data: The data set.
-        owner: Each entity's rank, int64 (N,).
+        owner: The rank of each entity, int64 (N,).
         parts: P.
-        notes: What to say of it as well, in plain values.
+        notes: More plain values for `partition.json`.
 
     Returns:
-        What `partition.json` holds.
+        The content of `partition.json`.
 
     Raises:
         InputError: The folder holds something else.
     """
     _check_replaceable(folder, data)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / INDEX).unlink(missing_ok=True)  # no partition before all of it is there
+    (folder / INDEX).unlink(missing_ok=True)  # the index comes last: without it the partition is incomplete
     layouts, held = [], []
     for rank in range(parts):
         share = ShardData.of(data, owner, rank, parts)
@@ -166,10 +167,16 @@ def write_partition(
 def _check_replaceable(folder: Path, data: KnowledgeGraph) -> None:
     check_no_file(folder, "a folder")
     if (folder / INDEX).is_file() and read_index(folder)["fingerprint"] != data.fingerprint:
-        raise InputError(f"{folder} holds a partition of other data: wanted another folder, with --out")
+        raise InputError(
+            f"{folder}: expected a partition of the same data, got a partition of other data: give another "
+            "folder with --out"
+        )
     for entry in folder.iterdir() if folder.is_dir() else ():
         if entry.name not in (INDEX, NAMES) and not _PARTS_OWN.fullmatch(entry.name):
-            raise InputError(f"{folder} holds {entry.name}, which is of no partition: wanted another folder")
+            raise InputError(
+                f"{folder}: expected only files of a partition, got {entry.name}: give another folder with "
+                "--out"
+            )
 
 
 _LAYOUT = ("rows", "halo", "halo_from", "sent", "sent_to")
@@ -177,14 +184,14 @@ _TRIPLES = ("number", "triples", "owners")
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """What `partition.json` in a folder says.
+    """Read `partition.json` from a folder.
 
     Raises:
-        InputError: It is not there or damaged.
+        InputError: The file is missing or damaged.
     """
     file = folder / INDEX
     if not file.is_file():
-        raise InputError(f"{folder} holds no partition: there is no {INDEX} in it")
+        raise InputError(f"{folder}: expected a partition, got a folder without {INDEX}")
     try:
         index = parse_json(file.read_text(encoding="utf-8"))
         good = index["format"] == FORMAT and set(index["counts"]) == set(SPLITS)
@@ -192,19 +199,25 @@ def read_index(folder: Path) -> dict[str, Any]:
     except (TypeError, KeyError, UnicodeDecodeError):
         good = False
     if not good:
-        raise InputError(f"{file}: damaged, or of another version: wanted a partition of format {FORMAT}")
+        raise InputError(
+            f"{file}: expected a partition of format {FORMAT}, got a damaged file or another version: write "
+            "the partition again"
+        )
     return dict(index)
 
 
 def read_share(folder: Path, rank: int, ranks: int) -> ShardData:
-    """A rank's share from a folder that `write_partition` wrote.
+    """Read a rank's share from a folder that `write_partition` wrote.
 
     Raises:
-        InputError: It is of another number of ranks, missing or damaged.
+        InputError: The partition is for another number of ranks, or a file is missing or damaged.
     """
     index = read_index(folder)
     if index["parts"] != ranks:
-        raise InputError(f"{folder}: a partition for {index['parts']} processes, wanted one for {ranks}")
+        raise InputError(
+            f"{folder}: expected a partition for {ranks} processes, got one for {index['parts']}: start "
+            f"{index['parts']} processes, or write a partition for {ranks}"
+        )
     file = folder / f"rank-{rank:05d}" / "shard.safetensors"
     try:
         tensors = safetensors.torch.load_file(file)
@@ -213,7 +226,10 @@ def read_share(folder: Path, rank: int, ranks: int) -> ShardData:
         splits = {split: HeldTriples(*(arrays[f"{split}.{name}"] for name in _TRIPLES)) for split in SPLITS}
         seen = arrays["seen"].astype(bool)
     except (OSError, safetensors.SafetensorError, KeyError) as error:
-        raise InputError(f"{file}: missing, cut short or damaged: {error}") from error
+        raise InputError(
+            f"{file}: expected a rank's share, got a missing, truncated or damaged file: {error}: write the "
+            "partition again"
+        ) from error
     fields = {name: index[name] for name in _FIELDS if name != "parts"}
     return ShardData(
         **fields, counts=index["counts"], layout=layout, splits=splits, seen=seen, _names=folder / NAMES

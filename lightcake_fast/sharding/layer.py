@@ -1,13 +1,14 @@
-"""A layer that several processes compute together, each for the rows that it owns.
+"""A layer that several processes compute together; each computes the rows that it owns.
 
-The halo's rows come before the passes and their gradients go back after them; entity softmaxes need nothing
-else, since all triples of a head lie with its owner. Relation rows are the same on all ranks. Their gradient
-is a share on each rank everywhere outside of a layer: the shares add up to it.
+Before the passes, each rank receives its halo rows. After them, gradients of halo rows go back to their
+owners. Entity softmaxes need no communication, because one rank has all triples of a head. Relation
+rows are the same on all ranks. Outside of a layer, each rank holds a share of their gradient; the sum of the
+shares is the gradient.
 
-Bytes that a rank sends for a layer, w bytes a number, with H halo rows and S rows that are halo of others:
-``(S + H) d w + (P - 1) 2R (d + 2) w + 2 (P - 1)/P 2R d w``, for the halo both ways, the means and the
-relations' gradient; with context "entity" the first alone. Rows "bfloat16" are sent as such: 2 bytes a number
-for S.
+A rank with H halo rows sends this many bytes per layer, where w is the size of a number and S the number of
+its rows that are halo rows of other ranks: ``(S + H) d w + (P - 1) 2R (d + 2) w + 2 (P - 1)/P 2R d w``. The
+terms are the halo rows and their gradients, the relation means, and the relation gradients. With context
+"entity" only the first term remains. With rows "bfloat16" the S rows have 2 bytes per number.
 """
 
 from typing import Any
@@ -23,20 +24,20 @@ from lightcake_fast.sharding.world import World
 
 
 class Shard:
-    """What a rank holds of the context, and how it reaches the rest.
+    """The part of the context on one rank, and its connections to the other ranks.
 
     Args:
         layout: The rank's rows.
         held: Its training triples.
         num_relations: R.
         world: All ranks.
-        device: Where it computes.
+        device: Device of the computation.
 
     Attributes:
         layout: As given.
         held: As given.
         world: As given.
-        graph: The triples held, over own rows and the halo.
+        graph: The held triples, over the own rows and the halo.
     """
 
     def __init__(
@@ -52,21 +53,21 @@ class Shard:
         self._out, self._in = layout.sent_to.tolist(), layout.halo_from.tolist()
 
     def left_out(self, mask: Tensor | None) -> Tensor:
-        """The directions that do not count here: bool (T, 2), for a mask of raw triples (T,) or None."""
+        """Return the masked directions, bool (T, 2), for a mask of raw triples (T,) or None."""
         return self._dead if mask is None else self._dead | mask[:, None]
 
     def with_halo(self, own: Tensor, rows: str) -> Tensor:
-        """Own rows (n, d), then the halo's; these are read by triples alone, and travel as ``rows`` says."""
+        """Append halo rows to own rows (n, d), sent in dtype ``rows``, because only triples read them."""
         sent = own.index_select(0, self._sent)
         if rows == "bfloat16":
             sent = sent.bfloat16()
         return torch.cat([own, self.world.exchange(sent, self._out, self._in).to(own.dtype)])
 
     def to_owners(self, gradients: Tensor) -> Tensor:
-        """Gradients of own rows (n, d), with what the others owe to them, from those of own rows and halo."""
+        """Send gradients of halo rows to their owners; return the gradients of owned rows (n, d)."""
         own, halo = gradients[: self.own].clone(), gradients[self.own :]
         owed = self.world.exchange(halo, self._in, self._out)
-        # rank after rank, each of which has a row once: no atomics on a GPU, and the same bits again
+        # a row comes from each rank at most once, so adding rank by rank needs no atomics
         for rows, part in zip(torch.split(self._sent, self._out), torch.split(owed, self._out), strict=True):
             own.index_add_(0, rows, part)
         return own
@@ -87,7 +88,7 @@ def sharded_layer(
     rows: str = "float32",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """``context_layer`` of a graph that is divided among processes: all must call it.
+    """Compute ``context_layer`` for a graph that is divided among processes. All processes must call it.
 
     Args:
         entities: the rank's own rows (n, d), float32 or float64.
@@ -95,7 +96,7 @@ def sharded_layer(
         shard: the rank's part of the graph.
         score: as in ``context_layer``.
         context: as in ``context_layer``.
-        mask: bool (T,), of the triples that the shard holds.
+        mask: bool (T,), for the triples that the shard holds.
         residual: as in ``context_layer``.
         rows: as in ``context_layer``.
         backend: as in ``context_layer``.
@@ -114,10 +115,10 @@ def sharded_layer(
 
 
 def with_halo(rows: Tensor, graph: AnyGraph) -> tuple[Tensor, ContextGraph]:
-    """The rows of all entities that a graph's triples name, and the graph over them.
+    """Return the rows of all entities in a graph's triples, and the graph over these rows.
 
-    Of a shard own rows (n, d) are given; those of the halo follow them, and their gradients go back. All
-    ranks must call.
+    For a shard, ``rows`` holds only the owned rows (n, d). The result appends the halo rows, and their
+    gradients go back to the owners. All ranks must call it.
     """
     if isinstance(graph, ContextGraph):
         return rows, graph
@@ -137,7 +138,7 @@ class _WithHalo(torch.autograd.Function):
 
 
 def exchanged(rows: Tensor, world: World, sent: list[int], received: list[int]) -> Tensor:
-    """``World.exchange`` of rows whose gradients go back the same way."""
+    """Exchange rows with ``World.exchange``; gradients go back the same way."""
     found: Tensor = _Exchange.apply(rows, world, sent, received)  # type: ignore[no-untyped-call]
     return found
 
@@ -156,7 +157,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _ShardedLayer(torch.autograd.Function):
-    """Two exchanges of rows, one gathering of relation means, one sum of relation gradients."""
+    """Exchange rows twice, gather the relation means once, add the relation gradients once."""
 
     @staticmethod
     def forward(
@@ -188,7 +189,7 @@ class _ShardedLayer(torch.autograd.Function):
         shard: Shard = ctx.shard
         x, y, *rest = ctx.saved_tensors
         share, (new_y, norm_y) = operator.Share(*rest[:6]), rest[6:]
-        # outside of the context no relation weighs anything, and its gradient is not looked at
+        # without relation contexts the relation weights are zero, and the passes ignore this gradient
         whole = q if ctx.context == "entity" else shard.world.add(q.clone())
         g = torch.cat([g, g.new_zeros(len(x) - shard.own, g.shape[1])])
         rows = x, y, share, new_y, norm_y

@@ -1,9 +1,10 @@
 """A shard's part of a layer, without communication.
 
-A shard's rows are [own; halo]. Of the two directions of its raw triples those are live whose head is its own.
-The others have score -inf and a halo row has a maximum of +inf and gradient zero: then the passes of the
-whole graph, and every formula of docs/op.md, hold as they are. A relation's triples lie in many shards: each
-gives the mean over its own with their norm, and ``merge_relations`` makes one row of them.
+A shard's rows are [own; halo]. A raw triple has two directions. A direction is live if its head is an own
+row. The other directions have score -inf, and a halo row has a maximum of +inf and gradient zero. So the
+passes of the whole graph and all formulas of docs/op.md apply unchanged. The triples of a relation lie in
+many shards. Each shard computes the mean over its live triples, with its norm, and ``merge_relations``
+combines them.
 """
 
 from typing import Any, NamedTuple
@@ -17,15 +18,15 @@ from lightcake_fast.reference import partial as reference_partial
 
 
 class Share(NamedTuple):
-    """What a shard makes of a layer's rows.
+    """A shard's results of a layer.
 
     Attributes:
-        entities: new rows (N, d), those of the halo as they were.
-        means: (2R, d), the softmax-weighted mean over the shard's own triples of each relation.
+        entities: new rows (N, d); halo rows are unchanged.
+        means: (2R, d), the softmax-weighted mean per relation over the shard's own triples.
         scores: (E,), in the back end's order.
-        norm_entities: (N, 2), each row's maximum of scores, +inf in the halo, and one over its sum of
+        norm_entities: (N, 2), per row the maximum score, +inf in the halo, and one over the sum of
             exp(s - maximum).
-        norm_relations: (2R, 2), of the means; +inf for a relation without a live triple here.
+        norm_relations: (2R, 2), the same for the means; +inf for a relation without a live triple here.
         gathered: (N, d), the copy that triples read; None where they read the rows themselves.
     """
 
@@ -38,14 +39,14 @@ class Share(NamedTuple):
 
 
 def check_tables(x: Tensor, y: Tensor, score: str, backend: str) -> str:
-    """The back end that "auto" stands for.
+    """Return the back end that "auto" selects.
 
     Raises:
-        InputError: it cannot run here, or lacks the score.
+        InputError: the back end cannot run here, or does not have the score.
         ValueError: the rows are not float32 or float64.
     """
     if x.dtype not in (torch.float32, torch.float64) or y.dtype != x.dtype:
-        raise ValueError(f"rows: got {x.dtype} and {y.dtype}, wanted both torch.float32 or torch.float64")
+        raise ValueError(f"rows: expected both torch.float32 or torch.float64, got {x.dtype} and {y.dtype}")
     return layer_backend(score, backend, x, y)
 
 
@@ -60,13 +61,13 @@ def forward(
     rows: str,
     backend: str,
 ) -> Share:
-    """A shard's share of a layer.
+    """Compute a shard's share of a layer.
 
     Args:
-        x: own rows, then the halo's, (N, d), contiguous.
+        x: own rows, then halo rows, (N, d), contiguous.
         y: relations (2R, d), contiguous.
         graph: all raw triples that the shard holds.
-        mask: bool (T, 2), True leaves out a raw triple, or its inverse, for itself.
+        mask: bool (T, 2), True masks a direction of a raw triple: column 0 the triple, column 1 its inverse.
         score: as in ``context_layer``.
         context: as in ``context_layer``.
         residual: as in ``context_layer``.
@@ -91,7 +92,7 @@ def forward(
 
 
 def _as_wide(copy: Tensor | None, x: Tensor) -> Tensor | None:
-    """A copy of rows, if there is one, in their type."""
+    """Cast a copy of rows, if there is one, to their dtype."""
     return None if copy is None else copy.to(x.dtype)
 
 
@@ -108,16 +109,16 @@ def backward(
     residual: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor]:
-    """dL/dx (N, d), of the halo's rows as well, and the share of dL/dy (2R, d) without q.
+    """Return dL/dx (N, d), including halo rows, and the share of dL/dy (2R, d) without q.
 
     Args:
         g: gradient of the new rows (N, d), zero in the halo.
-        q: that of the new relations (2R, d), whole.
+        q: gradient of the new relations (2R, d), summed over all ranks.
         x: as in ``forward``.
         y: as in ``forward``.
-        share: what it returned.
-        new_y: what ``merge_relations`` made of all shares.
-        norm_y: likewise.
+        share: the result of ``forward``.
+        new_y: the merged relations from ``merge_relations``.
+        norm_y: their norm from ``merge_relations``.
         graph: as in ``forward``.
         score: as in ``forward``.
         residual: as in ``forward``.
@@ -138,15 +139,15 @@ def backward(
 
 
 def merge_relations(y: Tensor | None, means: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:
-    """New relations from the means of all shards, in their order.
+    """Merge the relation means of all shards, in rank order.
 
     Args:
-        y: relations (2R, d), to which the mean is added; None for the mean alone.
-        means: (P, 2R, d), of each shard.
-        norms: (P, 2R, 2), theirs, +inf where a shard has none.
+        y: relations (2R, d) to add to the mean; None returns only the mean.
+        means: (P, 2R, d), the means of each shard.
+        norms: (P, 2R, 2), their norms; +inf where a shard has no mean.
 
     Returns:
-        The mean over all triples, added to y, (2R, d), and its norm (2R, 2).
+        The mean over all triples, plus y, (2R, d), and its norm (2R, 2).
     """
     tops, factors = norms.unbind(-1)
     none = tops == torch.inf

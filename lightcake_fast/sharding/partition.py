@@ -1,4 +1,4 @@
-"""Which rank owns which entity: a partition whose ranks have about equal work and few rows in common."""
+"""Partition of entities among ranks: balanced work and few shared rows."""
 
 from typing import Any
 
@@ -10,32 +10,32 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.sharding.shard import Ids, Layout
 
 METHODS = ("greedy", "metis")
-SLACK = 1.1  # of an even share of the work, at most, for the greedy method
-PASSES = 8  # over all entities: the first places them, the others move them
+SLACK = 1.1  # maximum work per rank in the greedy method, as a multiple of the mean
+PASSES = 8  # passes over all entities: the first places them, the others move them
 
 
 def owners(triples: NDArray[np.integer[Any]], num_entities: int, parts: int, method: str = "greedy") -> Ids:
-    """Each entity's rank, int64 (N,): the same in every process, on every machine.
+    """Return the rank of each entity, int64 (N,), equal in every process and on every machine.
 
     Args:
         triples: int32 or int64 (T, 3), the training triples.
         num_entities: N.
         parts: P, at least 1.
-        method: "greedy" takes the entities, heaviest first, and puts each where most of its neighbours are,
-            the less so the fuller the place is; then again, with all neighbours placed. "metis" takes the
-            METIS library, by the package pymetis.
+        method: "greedy" visits the entities in decreasing order of work. It puts each entity on the rank with
+            most of its neighbors, with a penalty for full ranks. Later passes repeat this with all neighbors
+            placed. "metis" uses the METIS library through the package pymetis.
 
     Raises:
-        InputError: There is no such method, or pymetis is not installed.
+        InputError: The method is unknown, or pymetis is not installed.
 
     Source: Stanton and Kliot, KDD 2012 (linear deterministic greedy); Nishimura and Ugander, KDD 2013.
     """
     if method not in METHODS:
-        raise InputError(f"method: got {method!r}, wanted one of {', '.join(METHODS)}")
+        raise InputError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     if parts == 1:
         return np.zeros(num_entities, np.int64)
     first, neighbour = _neighbours(triples, num_entities)
-    weight = np.diff(first) + 1  # a row's own work is about a triple's
+    weight = np.diff(first) + 1  # one row costs about as much work as one triple
     if method == "metis":
         return _metis(first, neighbour, weight, parts)
     owner = np.full(num_entities, -1, np.int32)
@@ -47,7 +47,7 @@ def owners(triples: NDArray[np.integer[Any]], num_entities: int, parts: int, met
 
 
 def _place(order, first, neighbour, weight, room, owner, load):  # type: ignore[no-untyped-def]
-    """Put each entity where neighbours times the room left are most, else where there is most room."""
+    """Put each entity on the rank with the largest neighbors x free room, else with the most free room."""
     parts = len(load)
     near = np.zeros(parts)
     for v in order:
@@ -67,7 +67,7 @@ def _place(order, first, neighbour, weight, room, owner, load):  # type: ignore[
 
 
 def _neighbours(triples: NDArray[np.integer[Any]], num_entities: int) -> tuple[Ids, NDArray[np.int32]]:
-    """A CSR over entities: bounds (N + 1,), and the other end of each of an entity's triples."""
+    """Return a CSR over entities: bounds (N + 1,), and the other end of each triple of an entity."""
     ends = triples[:, ::2].astype(np.int32, copy=False)
     heads, tails = np.concatenate([ends[:, 0], ends[:, 1]]), np.concatenate([ends[:, 1], ends[:, 0]])
     first = np.concatenate([[0], np.cumsum(np.bincount(heads, minlength=num_entities))])
@@ -79,7 +79,8 @@ def _metis(first: Ids, neighbour: NDArray[np.int32], weight: Ids, parts: int) ->
         import pymetis
     except ImportError as error:
         raise InputError(
-            "method: got 'metis' without pymetis, wanted it (pip install 'lightcake_fast[scale]') or 'greedy'"
+            "method: expected an installed pymetis for 'metis', got none: run pip install "
+            "'lightcake_fast[scale]', or use 'greedy'"
         ) from error
     entity = np.repeat(np.arange(len(weight)), np.diff(first))
     pairs, times = np.unique(entity * len(weight) + neighbour, return_counts=True)
@@ -96,6 +97,6 @@ def _metis(first: Ids, neighbour: NDArray[np.int32], weight: Ids, parts: int) ->
 
 
 def balance(layouts: list[Layout], held: list[int], triples: int) -> tuple[float, float]:
-    """Halo rows of all ranks by the rows there are, and the most triples of a rank by an even share."""
+    """Return the halo rows of all ranks per row, and the maximum triples of a rank relative to the mean."""
     rows, halo = sum(len(one.rows) for one in layouts), sum(len(one.halo) for one in layouts)
     return halo / max(rows, 1), max(held) * len(layouts) / max(triples, 1)

@@ -1,4 +1,4 @@
-"""Paths of two triples that join entities of different ranks: the lists of tails are sent for."""
+"""Paths of two triples between entities of different ranks: owners of tails send the lists of tails."""
 
 import numpy as np
 import torch
@@ -11,13 +11,13 @@ from lightcake_fast.sharding.world import World
 
 
 class SharedPaths:
-    """Finds the paths of pairs whose heads a rank owns.
+    """Finds the paths of pairs with heads on this rank.
 
-    A path begins with a triple of the head and ends with one of the tail, whose list its owner has. All ranks
-    must call its methods.
+    A path begins with a triple of the head and ends with a triple of the tail. The owner of the tail has the
+    list of its triples. All ranks must call the methods.
 
     Args:
-        train: The training triples held.
+        train: The held training triples.
         layout: The rank's rows.
         num_entities: N.
         num_relations: R.
@@ -42,10 +42,10 @@ class SharedPaths:
         self._own = Lists(bounds, other, relation)
 
     def counted(self, pairs: Ids, owners: Ids) -> PathCounts:
-        """The paths of pairs, counted by their two relations, in CPU memory.
+        """Count the paths of pairs by their two relations, in CPU memory.
 
         Args:
-            pairs: int64 (B, 2), (head, tail) by the ids of the data set; heads are own.
+            pairs: int64 (B, 2), (head, tail) with the ids of the data set; this rank owns the heads.
             owners: int64 (B,), the ranks that own the tails.
         """
         (rounds,) = self._world.agree(max(1, -(-len(pairs) // TOGETHER)))
@@ -64,7 +64,7 @@ class SharedPaths:
         return find_paths(heads, tails, (rows, self._own), (place, of_tails), self._num_relations)
 
     def _lists_of(self, entities: Ids, counts: Ids) -> Lists:
-        """The lists of entities, which lie by their owners: so many of each rank."""
+        """Fetch the lists of entities, which are sorted by owner, with ``counts`` entities per rank."""
         exchange, one = self._world.exchange, [1] * self._layout.ranks
         wanted = counts.tolist()
         asked = exchange(torch.from_numpy(counts), one, one).tolist()
@@ -83,5 +83,5 @@ class SharedPaths:
 
 
 def _sums(numbers: Tensor, sizes: list[int]) -> list[int]:
-    """The sum of each part of some numbers."""
+    """Return the sum of each part of the numbers."""
     return [int(part.sum()) for part in torch.split(numbers, sizes)]

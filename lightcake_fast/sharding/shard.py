@@ -1,4 +1,4 @@
-"""What one process of several holds of a graph: own rows, a halo of others' rows, and their triples."""
+"""The part of a graph on one rank: own rows, halo rows from other ranks, and their triples."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +12,11 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class HeldTriples:
-    """Those triples of a split of which a rank owns an end, in the order of the split.
+    """The triples of a split with at least one own end, in the order of the split.
 
     Attributes:
-        number: int64 (K,), their places in the split, ascending.
-        triples: int64 (K, 3), (head, relation, tail) by the ids of the data set.
+        number: int64 (K,), their positions in the split, ascending.
+        triples: int64 (K, 3), (head, relation, tail) with the ids of the data set.
         owners: int64 (K, 2), the ranks that own head and tail.
     """
 
@@ -26,7 +26,7 @@ class HeldTriples:
 
     @classmethod
     def of(cls, triples: NDArray[np.integer[Any]], owner: Ids, rank: int) -> "HeldTriples":
-        """What a rank holds of a split (T, 3), int32 or int64, and each entity's owner, int64 (N,)."""
+        """Select a rank's triples from a split (T, 3), int32 or int64; `owner`, int64 (N,), holds ranks."""
         owners = owner[triples[:, ::2]]
         number = np.flatnonzero((owners == rank).any(1))
         return cls(number, triples[number].astype(np.int64), owners[number])
@@ -35,7 +35,7 @@ class HeldTriples:
         return len(self.number)
 
     def places(self, numbers: Ids) -> Ids:
-        """Where the held ones of these triples of the split lie here, in the order of the numbers."""
+        """Return the positions here of those split numbers that the rank holds, in the order of `numbers`."""
         if not len(self):
             return np.zeros(0, np.int64)
         place = np.minimum(np.searchsorted(self.number, numbers), len(self) - 1)
@@ -45,15 +45,15 @@ class HeldTriples:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Which rows a rank owns and which it borrows; its local rows are [own; halo].
+    """The rows that a rank owns and borrows; its local rows are [own; halo].
 
     Attributes:
-        rank: This one's number.
-        rows: int64 (n,), the entities it owns, ascending.
-        halo: int64 (H,), entities of others that its training triples name, by owner, then ascending.
-        halo_from: int64 (P,), how many of them each rank owns.
-        sent: int64 (S,), own local rows that are halo of others, by receiver, then ascending.
-        sent_to: int64 (P,), how many each rank receives.
+        rank: The number of this rank.
+        rows: int64 (n,), its entities, ascending.
+        halo: int64 (H,), entities of other ranks in its training triples, sorted by owner, then by id.
+        halo_from: int64 (P,), number of halo rows per owner.
+        sent: int64 (S,), own local rows that are halo rows of other ranks, sorted by receiver, then by id.
+        sent_to: int64 (P,), number of sent rows per receiver.
     """
 
     rank: int
@@ -65,13 +65,14 @@ class Layout:
 
     @classmethod
     def of(cls, train: HeldTriples, rows: Ids, rank: int, ranks: int) -> "Layout":
-        """The layout that the triples held ask for; nothing is asked of others.
+        """Compute the layout from the held triples, without communication.
 
-        A cut triple is held by both sides: own ends of those cut with a rank are the rows of its halo.
+        Both owners hold a triple that crosses ranks. So the rows to send follow from the own ends of these
+        triples.
         """
         halo_owner, halo = _pairs(train.owners != rank, train, ranks)
         mine = train.owners == rank
-        # of a triple that is cut, the own end goes to the owner of the other one
+        # of a triple that crosses ranks, the own end goes to the owner of the other end
         receiver, sent = _pairs(mine & ~mine[:, ::-1], train, ranks, other=True)
         return cls(
             rank=rank,
@@ -84,11 +85,11 @@ class Layout:
 
     @property
     def ranks(self) -> int:
-        """P."""
+        """P, the number of ranks."""
         return len(self.sent_to)
 
     def local(self, entities: Ids) -> Ids:
-        """Local rows of entities; n + H for one that has none."""
+        """Return the local rows of entities; n + H for an entity without a local row."""
         names, order = self._names
         place = np.minimum(np.searchsorted(names, entities), max(len(names) - 1, 0))
         if not len(names):
@@ -103,7 +104,7 @@ class Layout:
 
 
 def _pairs(chosen: NDArray[np.bool_], held: HeldTriples, ranks: int, other: bool = False) -> tuple[Ids, Ids]:
-    """Distinct (rank, entity) of the chosen ends (K, 2): the end's owner, or that of the other end."""
+    """Return distinct (owner, entity) of the chosen ends (K, 2); with `other`, the owner of the other end."""
     entity, owner = held.triples[:, ::2][chosen], (held.owners[:, ::-1] if other else held.owners)[chosen]
     limit = int(entity.max(initial=0)) + 1
     return np.divmod(np.unique(owner * limit + entity), limit)
@@ -111,14 +112,14 @@ def _pairs(chosen: NDArray[np.bool_], held: HeldTriples, ranks: int, other: bool
 
 @dataclass(frozen=True)
 class Meeting:
-    """How the tails of some triples come to where their heads live.
+    """Exchange plan that brings the tails of triples to the ranks of their heads.
 
     Attributes:
-        heads: int64 (A,), places of the triples held whose head is own.
-        tails: int64 (B,), places of those whose tail is own, by the owner of their head.
-        sent: How many of these rows each rank receives.
-        received: How many of the heads' tails each rank sends.
-        order: int64 (A,), where among the rows received the tail of each head lies.
+        heads: int64 (A,), positions of the held triples with an own head.
+        tails: int64 (B,), positions of the held triples with an own tail, sorted by the owner of the head.
+        sent: Number of rows that each rank receives from this one.
+        received: Number of tails that each rank sends to this one.
+        order: int64 (A,), the position of each head's tail in the received rows.
     """
 
     heads: Ids
@@ -129,7 +130,7 @@ class Meeting:
 
     @classmethod
     def of(cls, held: HeldTriples, places: Ids, layout: Layout) -> "Meeting":
-        """Of the triples held at some places; both sides of a cut triple have it in the same order."""
+        """Plan the exchange for held triples at `places`; both ranks of a triple use the same order."""
         owners = held.owners[places]
         heads, tails = places[owners[:, 0] == layout.rank], places[owners[:, 1] == layout.rank]
         to, origin = held.owners[tails, 0], held.owners[heads, 1]

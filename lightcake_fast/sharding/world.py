@@ -1,4 +1,4 @@
-"""The processes that train together, and what they send each other: under torchrun, or one alone."""
+"""The processes of a training and their communication: started by torchrun, or a single process."""
 
 import functools
 import json
@@ -15,25 +15,25 @@ from torch import Tensor
 
 from lightcake_fast.errors import InputError, LostRankError, memory_wanted
 
-TIMEOUT = "LIGHTCAKE_FAST_TIMEOUT"  # environment variable: seconds that a process waits for the others
+TIMEOUT = "LIGHTCAKE_FAST_TIMEOUT"  # environment variable: seconds to wait for other processes
 TIMEOUT_SECONDS = 1800
-REPORT_SECONDS = 10  # to ask torchrun which process has failed first
+REPORT_SECONDS = 10  # timeout of the question which process failed first
 
 
-_rendezvous: Any = getattr(dist, "rendezvous", None)  # a build of PyTorch may be without
-# PyTorch has given it another name, and warns of the one before
+_rendezvous: Any = getattr(dist, "rendezvous", None)  # some builds of PyTorch do not have it
+# new versions of PyTorch renamed it, and warn about the old name
 _gather: Any = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 
 class World:
-    """All processes of a training, as one of them sees them: here it is alone.
+    """All processes of a training, as seen by one process. This base class is a single process.
 
-    Every method with a tensor or value of its own must be called by all processes, in the same order.
+    All processes must call every method with a tensor or value argument, in the same order.
 
     Attributes:
-        rank: this process's number, from 0.
-        ranks: P, how many there are.
-        sent: bytes sent to other processes so far, by collective; of sums, what a ring sends.
+        rank: the number of this process, from 0.
+        ranks: P, the number of processes.
+        sent: bytes sent to other processes so far, by collective; a sum counts as a ring all-reduce.
     """
 
     rank = 0
@@ -44,37 +44,37 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes and prints."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Rows (sum of received, d) of all ranks in their order, for own rows (sum of sent, d) likewise."""
+        """Send rows (sum of sent, d) by receiver; return rows (sum of received, d) by sender."""
         others = sum(sent) - sent[self.rank]
         self.sent["exchange"] += others * rows.element_size() * rows.shape[1:].numel()
         return self._exchange(rows.contiguous(), sent, received)
 
     def gather(self, values: Tensor) -> Tensor:
-        """Equally shaped values of all ranks, stacked in their order."""
+        """Gather tensors of equal shape from all ranks, stacked in rank order."""
         self.sent["gather"] += (self.ranks - 1) * values.nbytes
         return self._gather(values.contiguous())
 
     def add(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, in place: the same bits on each."""
+        """Sum over all ranks in place, with bitwise equal results on all ranks."""
         self.sent["add"] += 2 * (self.ranks - 1) * values.nbytes // self.ranks
         self._add(values)
         return values
 
     def largest(self, values: Tensor) -> Tensor:
-        """The largest of each value over all ranks, in place."""
+        """Take the elementwise maximum over all ranks, in place."""
         self.sent["largest"] += 2 * (self.ranks - 1) * values.nbytes // self.ranks
         return self._largest(values)
 
     def agree(self, *numbers: int) -> tuple[int, ...]:
-        """The largest of each number over all ranks."""
+        """Return the maximum of each number over all ranks."""
         return tuple(self._largest(torch.tensor(numbers)).tolist()) if self.ranks > 1 else numbers
 
     def from_first(self, value: Any) -> Any:
-        """The first rank's value, which JSON can hold."""
+        """Return the first rank's value; it must be representable in JSON."""
         text = json.dumps(value).encode() if self.first else b""
         (size,) = self.agree(len(text))
         content = torch.frombuffer(bytearray(text.ljust(size)), dtype=torch.uint8)
@@ -87,7 +87,7 @@ class World:
         return values[None].clone()
 
     def _add(self, values: Tensor) -> None:
-        """Of one rank nothing is to be added."""
+        """Do nothing: with a single rank the sum is the value."""
 
     def _largest(self, values: Tensor) -> Tensor:
         return values
@@ -123,7 +123,7 @@ class Joined(World):
 
     @contextmanager
     def _lost(self) -> Iterator[None]:
-        """Errors of gloo and NCCL as `LostRankError`, without their own text (see `--debug`)."""
+        """Turn errors of gloo and NCCL into `LostRankError`; `--debug` shows their text."""
         try:
             yield
         except RuntimeError as error:
@@ -137,13 +137,13 @@ class Joined(World):
 
 @contextmanager
 def joined() -> Iterator[World | None]:
-    """The processes that torchrun started; None where it did not.
+    """Join the processes that torchrun started; yield None without torchrun.
 
-    CPU tensors travel by gloo, GPU tensors by NCCL, each process on the GPU of its local rank.
+    CPU tensors use gloo, GPU tensors use NCCL. Each process uses the GPU of its local rank.
 
     Raises:
-        InputError: The time limit in the environment is none.
-        LostRankError: The others did not come.
+        InputError: The time limit in the environment is not a number of seconds.
+        LostRankError: Not all processes started in time.
     """
     if not dist.is_available() or not dist.is_torchelastic_launched():
         yield None
@@ -152,7 +152,7 @@ def joined() -> Iterator[World | None]:
         seconds = float(os.environ.get(TIMEOUT, TIMEOUT_SECONDS))
         limit = timedelta(seconds=seconds)
     except (ValueError, OverflowError) as error:
-        raise InputError(f"{TIMEOUT}: got {os.environ[TIMEOUT]!r}, wanted seconds") from error
+        raise InputError(f"{TIMEOUT}: expected seconds, got {os.environ[TIMEOUT]!r}") from error
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
@@ -167,7 +167,7 @@ def joined() -> Iterator[World | None]:
     try:
         yield Joined()
     except Exception:
-        first_to_fail()  # before the others lose this process, and would report that
+        first_to_fail()  # before the others lose this process and report that
         raise
     finally:
         dist.destroy_process_group()
@@ -175,10 +175,10 @@ def joined() -> Iterator[World | None]:
 
 @functools.cache
 def first_to_fail() -> bool:
-    """Whether this is the first of the processes that torchrun started to ask: it reports the error of all.
+    """Return whether this process is the first to ask. Only the first process reports an error.
 
-    Asks the store through which they met, once per process. Without the store each process reports its own
-    error.
+    The answer comes from the store of the rendezvous, once per process. Without the store each process
+    reports its error.
     """
     try:
         store, _, _ = next(_rendezvous("env://", timeout=timedelta(seconds=REPORT_SECONDS)))

@@ -1,4 +1,4 @@
-"""Training by several ranks, here threads: the losses, weights and metrics of one process."""
+"""Training with several ranks, here threads: losses, weights and metrics match a single process."""
 
 from dataclasses import replace
 from typing import Any
@@ -48,7 +48,7 @@ def config(**flags: Any) -> TrainingConfig:
 
 
 def trained(one: Experiment | ShardedExperiment) -> tuple[float, Evaluation, dict[str, Tensor]]:
-    """The loss of a few steps, the metrics after them, and the weights, all in float64."""
+    """The loss of a few steps, then the metrics and the weights, in float64."""
     one.model.double()
     for batch in one.epoch(0)[:STEPS]:
         one.advance(batch)
@@ -105,7 +105,7 @@ def assert_equal_to(found: list[Any], loss: float, metrics: Evaluation, weights:
     ids=str,
 )
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_train_as_one_process_does(flags: dict[str, Any], ranks: int) -> None:
+def test_ranks_train_like_a_single_process(flags: dict[str, Any], ranks: int) -> None:
     settings = config(**flags)
     one = Experiment(settings, DATA)
     owner = owners(DATA.train, DATA.num_entities, ranks)
@@ -137,7 +137,7 @@ def test_ties_count_over_ranks(ties: str, rows: int, monkeypatch: pytest.MonkeyP
     one, owner = Experiment(settings, DATA), np.arange(DATA.num_entities) % 4
     owner[owner == 1] = 0  # a rank without entities
     generator = torch.Generator().manual_seed(0)
-    values = {  # of few different scores, which rounding leaves as they are
+    values = {  # few distinct scores, exact in floating point
         name: torch.randint(-1, 2, weight.shape, generator=generator).float()
         for name, weight in one.model.named_parameters()
     }
@@ -171,7 +171,7 @@ def test_initial_weights_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch
     ],
     ids=["relations", "entities", "rows of zeros"],
 )
-def test_ranks_draw_what_one_would(flags: dict[str, Any]) -> None:
+def test_ranks_draw_the_same_numbers_as_one_process(flags: dict[str, Any]) -> None:
     settings = config(**flags)
     (one,) = of_ranks(settings, 1, np.zeros(DATA.num_entities, np.int64))
     found = of_ranks(settings, 3, owners(DATA.train, DATA.num_entities, 3))

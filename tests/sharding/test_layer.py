@@ -1,4 +1,4 @@
-"""Layers that ranks compute together: they are those of the whole graph, and send what the formula says."""
+"""Sharded layers match the layers of the whole graph and send as many bytes as the formula."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ def two_layers(
     halves: str,
     world: World,
 ) -> tuple[list[Tensor], Shard]:
-    """New rows after two layers and gradients of a loss of theirs, of own rows and relations."""
+    """New rows after two layers, and gradients of a loss, for own rows and relations."""
     held = HeldTriples.of(graph.triples.numpy(), owner, world.rank)
     layout = Layout.of(held, np.flatnonzero(owner == world.rank), world.rank, world.ranks)
     shard = Shard(layout, held, graph.num_relations, world, x.device)
@@ -43,7 +43,7 @@ def two_layers(
     }
     for whole in (True, residual):
         tables = sharded_layer(*tables, shard, mask=local, residual=whole, **options)
-    # the loss of the relations is divided among ranks, that of the entities is each owner's
+    # each rank has a share of the relation loss, and the loss of its own entities
     loss = tables[0].square().sum() + tables[1].cos().sum() / world.ranks
     grad_x, grad_y = torch.autograd.grad(loss, (own, y))
     return [*(table.detach() for table in tables), grad_x, grad_y], shard
@@ -52,7 +52,7 @@ def two_layers(
 @pytest.mark.parametrize(("residual", "halves"), [(True, "float32"), (False, "float32"), (True, "bfloat16")])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_ranks_compute_the_whole_layers(context: str, ranks: int, residual: bool, halves: str) -> None:
+def test_sharded_layers_match_the_whole_graph(context: str, ranks: int, residual: bool, halves: str) -> None:
     x, y, graph, mask = layer_inputs("hub", 6, torch.float64)
     owner = np.random.default_rng(0).integers(0, ranks, len(x))
     work = in_threads(
@@ -83,5 +83,5 @@ def test_ranks_compute_the_whole_layers(context: str, ranks: int, residual: bool
         if context != "entity":
             sent["gather"] = (ranks - 1) * len(y) * (numbers + 2)
             sent["add"] = 2 * (ranks - 1) * len(y) * numbers // ranks
-        # two layers, eight bytes a number
+        # two layers, eight bytes per number
         assert shard.world.sent == {kind: 16 * count for kind, count in sent.items()}

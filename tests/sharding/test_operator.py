@@ -1,4 +1,4 @@
-"""Shards computed one after another in one process: together they are the whole graph's layer."""
+"""Shards in one process, one after another: together they match the layer of the whole graph."""
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ WITH_PLANES = pairwise({**GRID, "score": ("transh",)})
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few triples make a hub, also for the interpreter."""
+    """Few triples already make a hub, also in the interpreter."""
     monkeypatch.setattr(kernels_plan, "GPU_ENTITY_CHUNK", 7)
     monkeypatch.setattr(kernels_plan, "GPU_RELATION_CHUNK", (8, 16))
 
@@ -49,7 +49,7 @@ def whole_layer(
     residual: bool,
     rows: str,
 ) -> list[Tensor]:
-    """New rows and gradients by the reference and autograd."""
+    """New rows and gradients from the reference and autograd."""
     x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
     options = {"score": score, "context": context, "mask": mask, "residual": residual, "rows": rows}
     tables = context_layer(x, y, graph, backend="reference", **options)  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def whole_layer(
     return [row.detach() for row in new] + list(torch.autograd.grad(new, (x, y), (g, q)))
 
 
-def shards_in_turn(
+def shards_one_by_one(
     x: Tensor,
     y: Tensor,
     g: Tensor,
@@ -73,7 +73,7 @@ def shards_in_turn(
     rows: str,
     backend: str,
 ) -> list[Tensor]:
-    """The same from the shards, on the back end's device, what they exchange moved by hand."""
+    """The same results from the shards, on the back end's device, with exchanges by hand."""
     device = "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
     x, y, g, q = (table.to(device) for table in (x, y, g, q))
     triples = graph.triples.numpy()
@@ -125,26 +125,26 @@ def assert_shards_make_the_whole(
         owner[owner == 2] = 0  # a rank without entities
     given = (x, y, g, q, graph, mask if masked else None)
     options = {"score": score, "context": context, "residual": residual, "rows": rows}
-    actual = shards_in_turn(*given, owner, ranks, backend=backend, **options)  # type: ignore[arg-type]
+    actual = shards_one_by_one(*given, owner, ranks, backend=backend, **options)  # type: ignore[arg-type]
     expected = whole_layer(*given, **options)  # type: ignore[arg-type]
     for what, a, b in zip(("entities", "relations", "dL/dx", "dL/dy"), actual, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12 * (1 + b.abs().max().item()), msg=what)
 
 
 @pytest.mark.parametrize("case", CASES + WITH_PLANES, ids=str)
-def test_shards_make_the_whole(case: dict[str, object]) -> None:
+def test_shards_match_the_whole_graph(case: dict[str, object]) -> None:
     assert_shards_make_the_whole("reference", **case)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "case",  # two scores in the quick run: each of the others takes seconds to compile
+    "case",  # two scores in the quick run, because each score takes seconds to compile
     [
         pytest.param(c, marks=[] if c["score"] in ("distmult", "transe") else pytest.mark.full)
         for c in (*CASES, *WITH_PLANES)
     ],
     ids=str,
 )
-def test_shards_make_the_whole_on_numba(case: dict[str, object]) -> None:
+def test_shards_match_the_whole_graph_on_numba(case: dict[str, object]) -> None:
     assert_shards_make_the_whole("numba", **case)  # type: ignore[arg-type]
 
 
@@ -153,5 +153,5 @@ def test_shards_make_the_whole_on_numba(case: dict[str, object]) -> None:
     [pytest.param(case, marks=[] if n < 4 else pytest.mark.full) for n, case in enumerate(CASES)],
     ids=str,
 )
-def test_shards_make_the_whole_on_triton(case: dict[str, object]) -> None:
+def test_shards_match_the_whole_graph_on_triton(case: dict[str, object]) -> None:
     assert_shards_make_the_whole("triton", **case)  # type: ignore[arg-type]

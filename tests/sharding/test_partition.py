@@ -1,4 +1,4 @@
-"""Partitions: even, with few cut triples, the same everywhere; and each rank's share on disk."""
+"""Partitions: balanced, few cut triples, equal everywhere; and each rank's share on disk."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ DATA = load_dataset("family:300")
 
 
 def figures(owner: Ids, ranks: int) -> tuple[float, float]:
-    """Halo rows by all rows, and the most triples of a rank by an even share."""
+    """Halo rows per row, and the maximum triples of a rank relative to the mean."""
     held = [HeldTriples.of(DATA.train, owner, rank) for rank in range(ranks)]
     layouts = [
         Layout.of(triples, np.flatnonzero(owner == rank), rank, ranks) for rank, triples in enumerate(held)
@@ -31,7 +31,7 @@ def figures(owner: Ids, ranks: int) -> tuple[float, float]:
 
 @pytest.mark.parametrize("method", partition.METHODS)
 @pytest.mark.parametrize("ranks", [2, 7])
-def test_partitions_are_even_and_cut_few_triples(method: str, ranks: int) -> None:
+def test_partitions_are_balanced_with_small_halos(method: str, ranks: int) -> None:
     if method == "metis":
         pytest.importorskip("pymetis", reason="the extra `scale` is not installed")
     owner = partition.owners(DATA.train, DATA.num_entities, ranks, method)
@@ -46,7 +46,7 @@ def test_partitions_are_even_and_cut_few_triples(method: str, ranks: int) -> Non
     assert 1 <= most < 1.5
 
 
-def test_a_share_on_disk_is_that_of_the_data_set(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_share_on_disk_equals_the_share_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "parts"
     assert cli.run(main, ["family:300", "--parts", "3", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
@@ -65,12 +65,12 @@ def test_a_share_on_disk_is_that_of_the_data_set(tmp_path: Path, capsys: pytest.
         assert np.array_equal(found.seen, wanted.seen)
 
 
-def test_shares_of_two_partitions_are_refused_by_all_ranks() -> None:
+def test_all_ranks_reject_shares_of_different_partitions() -> None:
     owner = partition.owners(DATA.train, DATA.num_entities, 3)
 
     def work(world: World) -> str:
         own = owner if world.rank else np.roll(owner, 1)
-        with pytest.raises(InputError, match="do not fit each other") as caught:
+        with pytest.raises(InputError, match="got shares that do not match") as caught:
             ShardData.of(DATA, own, world.rank, 3).check(world)
         return str(caught.value)
 
@@ -84,14 +84,14 @@ def test_shares_of_two_partitions_are_refused_by_all_ranks() -> None:
         (["family:60", "--parts", "2", "--method", "chance"], "invalid choice: 'chance'"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line(
+def test_wrong_arguments_give_one_line_errors(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(main, arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def test_only_a_partition_of_the_same_data_is_replaced(
+def test_only_partitions_of_the_same_data_are_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = tmp_path / "parts"
@@ -99,29 +99,32 @@ def test_only_a_partition_of_the_same_data_is_replaced(
     assert cli.run(main, ["family:60", *argv]) == 0
     whole = {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()}
     assert cli.run(main, ["family:30", *argv]) == 2
-    assert f"{parts} holds a partition of other data: wanted another" in capsys.readouterr().err
+    assert (
+        f"{parts}: expected a partition of the same data, got a partition of other data"
+        in capsys.readouterr().err
+    )
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == whole
-    (parts / "partition.json").unlink()  # as a kill leaves it
+    (parts / "partition.json").unlink()  # as after a kill
     assert cli.run(main, ["family:60", *argv]) == 0
     assert {path: path.read_bytes() for path in parts.rglob("*") if path.is_file()} == whole
     (parts / "config.json").touch()
     assert cli.run(main, ["family:60", *argv]) == 2
-    assert f"{parts} holds config.json, which is of no partition" in capsys.readouterr().err
+    assert f"{parts}: expected only files of a partition, got config.json" in capsys.readouterr().err
 
 
-def test_a_cut_off_share_is_told(tmp_path: Path) -> None:
+def test_truncated_share_is_reported(tmp_path: Path) -> None:
     assert cli.run(main, ["family:60", "--parts", "2", "--out", str(tmp_path)]) == 0
     file = tmp_path / "rank-00001" / "shard.safetensors"
     file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(InputError, match="cut short"):
+    with pytest.raises(InputError, match="got a missing, truncated or damaged file"):
         read_share(tmp_path, 1, 2)
-    with pytest.raises(InputError, match="a partition for 2 processes, wanted one for 3"):
+    with pytest.raises(InputError, match="expected a partition for 3 processes, got one for 2"):
         read_share(tmp_path, 0, 3)
-    with pytest.raises(InputError, match="holds no partition"):
+    with pytest.raises(InputError, match="expected a partition, got a folder without"):
         read_share(tmp_path / "rank-00000", 0, 2)
 
 
-def test_world_counts_and_passes_on_json() -> None:
+def test_world_gathers_and_sends_json() -> None:
     def work(world: World) -> tuple[object, tuple[int, ...]]:
         assert torch.equal(world.gather(torch.tensor([world.rank])), torch.tensor([[0], [1]]))
         told = world.from_first({"a": [1, None, "ä"]} if world.first else "another's")
@@ -130,8 +133,8 @@ def test_world_counts_and_passes_on_json() -> None:
     assert in_threads(2, work) == [({"a": [1, None, "ä"]}, (1, 0))] * 2
 
 
-def test_a_damaged_index_is_told(tmp_path: Path) -> None:
+def test_damaged_index_is_reported(tmp_path: Path) -> None:
     assert cli.run(main, ["family:60", "--parts", "2", "--out", str(tmp_path)]) == 0
     (tmp_path / "partition.json").write_bytes(b"\xff")
-    with pytest.raises(InputError, match="damaged, or of another version"):
+    with pytest.raises(InputError, match="got a damaged file or another version"):
         read_share(tmp_path, 0, 2)

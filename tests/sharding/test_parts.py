@@ -1,4 +1,4 @@
-"""Checkpoints in parts: whole again for any number of ranks, and never taken for another save's."""
+"""Checkpoints in parts: loaded with any number of ranks, never mixed between saves."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ OWNER = np.array([2, 0, 0, 2, 1, 0, 2, 2, 1, 0])
 
 @pytest.fixture(autouse=True)
 def _more_rows_per_entity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model has a weight with a row per entity that no other model has."""
+    """Give the model an extra weight with one row per entity."""
     monkeypatch.setitem(MODELS, "distmult", dataclasses.replace(MODELS["distmult"], make=Shifted))
 
 
@@ -61,7 +61,7 @@ def assert_whole(tensors: dict[str, Tensor]) -> None:
         assert_bitwise_equal(tensors[name], tensor, name=name)
 
 
-def test_parts_are_whole_again_and_are_divided_anew(tmp_path: Path) -> None:
+def test_checkpoint_parts_load_with_any_number_of_ranks(tmp_path: Path) -> None:
     assert not parts.exists(tmp_path, "last")
     save_in_parts(tmp_path)
     assert parts.exists(tmp_path, "last")
@@ -81,7 +81,7 @@ def test_parts_are_whole_again_and_are_divided_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("newer", ["whole", "parts"])
-def test_the_newer_save_counts_where_a_kill_left_two(tmp_path: Path, newer: str) -> None:
+def test_the_newer_of_two_saves_is_loaded_after_a_kill(tmp_path: Path, newer: str) -> None:
     save_in_parts(tmp_path, step=5)
     other = tmp_path / "other"
     other.mkdir()
@@ -90,12 +90,12 @@ def test_the_newer_save_counts_where_a_kill_left_two(tmp_path: Path, newer: str)
     assert load(tmp_path)[1] == (6 if newer == "whole" else 5)
 
 
-def test_parts_of_a_save_that_a_kill_cut_off_do_not_count(tmp_path: Path) -> None:
+def test_incomplete_saves_are_ignored(tmp_path: Path) -> None:
     save_in_parts(tmp_path, step=5)
     kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     save_in_parts(tmp_path, step=6)
     for name, content in kept.items():
-        (tmp_path / name).write_bytes(content)  # the index last: as before it was replaced
+        (tmp_path / name).write_bytes(content)  # the index last, as before its replacement
     tensors, step = load(tmp_path)
     assert_whole(tensors)
     assert step == 5
@@ -113,7 +113,7 @@ def test_parts_of_a_save_that_a_kill_cut_off_do_not_count(tmp_path: Path) -> Non
         ({"files": ["gone.safetensors"]}, "missing"),
     ],
 )
-def test_a_damaged_index_is_told(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_damaged_index_is_reported(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     save_in_parts(tmp_path)
     index = tmp_path / "last.json"
     index.write_text(json.dumps({**json.loads(index.read_text()), **change}))
@@ -121,7 +121,7 @@ def test_a_damaged_index_is_told(tmp_path: Path, change: dict[str, Any], message
         load(tmp_path)
 
 
-def test_an_index_that_is_no_text_is_told(tmp_path: Path) -> None:
+def test_binary_index_is_reported(tmp_path: Path) -> None:
     save_in_parts(tmp_path)
     (tmp_path / "last.json").write_bytes(b"\xff")
     with pytest.raises(InputError, match="damaged: wanted an index"):

@@ -1,4 +1,4 @@
-"""Paths between entities of several ranks, here threads: those that one process finds."""
+"""Paths between entities of several ranks, here threads, match a single process."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.support.worlds import in_threads
 @pytest.mark.parametrize("together", [7, 2**14])
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("name", CPU_GRAPHS)
-def test_they_are_those_of_one_process(
+def test_paths_over_ranks_match_one_process(
     name: str, ranks: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "TOGETHER", together)

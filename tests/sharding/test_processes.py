@@ -1,4 +1,4 @@
-"""Training by several processes over gloo: equal to one, and what ends them or changes their number."""
+"""Training with several processes over gloo: equal to one process, ended by errors and signals, resumed."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.support import ranks
 from tests.support.comparison import assert_bitwise_equal
 from tests.support.processes import HANG, until
 
-# every option that several processes divide among them, but nothing left to chance
+# every option that is divided among processes, without random ones
 FLAGS = ["--dataset", "family:60", "--dim", "6", "--layers", "2", "--batch-size", "64", "--lr", "0.02"]
 FLAGS += ["--profile", "both", "--links", "--mixing", "--backend", "reference", "--quiet"]
 FLAGS += ["--weight-average", "0.9"]
@@ -38,7 +38,7 @@ def mrr(folder: Path) -> float:
 
 
 def assert_same_course(folder: Path, expected: Path) -> None:
-    """Losses and metrics within the noise of float32."""
+    """Compare losses and metrics within the rounding of float32."""
     assert losses(folder) == pytest.approx(losses(expected), rel=1e-3)
     assert mrr(folder) == pytest.approx(mrr(expected), abs=0.02)
 
@@ -52,7 +52,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_one_error(outputs: list[tuple[str, str]], message: str) -> None:
-    """One process printed one line: the error."""
+    """Check that one process printed one line, the error."""
     lines = [line for _, errors in outputs for line in errors.splitlines()]
     (line,) = [line for line in lines if not line.startswith(("warning:", "lightcake_fast: compiling"))]
     assert line.startswith(f"error: {message}")
@@ -62,7 +62,7 @@ def assert_one_error(outputs: list[tuple[str, str]], message: str) -> None:
 @pytest.mark.parametrize(
     ("count", "backend"), [(2, "reference"), pytest.param(4, "numba", marks=pytest.mark.full)]
 )
-def test_processes_step_as_one_does(count: int, backend: str) -> None:
+def test_processes_train_like_a_single_process(count: int, backend: str) -> None:
     outputs = ranks.finish(ranks.start(count, "tests.support.sharded_steps", backend))
     assert [out for out, _ in outputs] == ["equal\n"] * count
 
@@ -90,18 +90,18 @@ def test_processes_rank_entities(tmp_path: Path) -> None:
     assert len(answers.entities) == 3
 
 
-def test_what_one_process_refuses_is_told_once(tmp_path: Path) -> None:
+def test_an_error_in_one_process_is_printed_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     outputs = ranks.finish(ranks.start(3, COMMAND, *FLAGS, "--out", str(tmp_path)), 2, 1, 1)
     assert_one_error(outputs, f"{tmp_path} holds a run")
 
 
-def test_what_all_processes_refuse_is_told_once() -> None:
+def test_an_error_in_all_processes_is_printed_once() -> None:
     assert_one_error(ranks.finish(ranks.start(3, COMMAND, "--bogus"), 2, 2, 2), "unrecognized arguments")
 
 
 @pytest.mark.full
-def test_a_bug_has_one_traceback(tmp_path: Path) -> None:
+def test_a_bug_prints_one_traceback(tmp_path: Path) -> None:
     (tmp_path / "faulty.py").write_text("1 / 0\n")
     outputs = ranks.finish(ranks.start(2, COMMAND, "--score", "faulty:SCORE", folder=tmp_path), 1, 1)
     assert sum(errors.count("Traceback") for _, errors in outputs) == 1
@@ -118,7 +118,7 @@ def test_torchrun_trains(tmp_path: Path, alone: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, alone: Path) -> None:
+def test_runs_resume_with_another_number_of_processes(tmp_path: Path, alone: Path) -> None:
     folder = str(tmp_path / "run")
     ranks.finish(ranks.start(2, COMMAND, *FLAGS, "--out", folder, "--epochs", "1"))
     ranks.finish(ranks.start(4, COMMAND, "--resume", folder, "--epochs", "2", "--quiet"))
@@ -131,7 +131,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, alone: P
 
 
 @pytest.mark.full
-def test_two_runs_of_as_many_processes_are_equal(tmp_path: Path) -> None:
+def test_runs_with_the_same_number_of_processes_are_equal(tmp_path: Path) -> None:
     runs = [tmp_path / name for name in ("one", "two")]
     for run in runs:
         ranks.finish(ranks.start(2, COMMAND, *DROPPING, "--out", str(run), "--epochs", "2"))
@@ -145,9 +145,9 @@ def test_two_runs_of_as_many_processes_are_equal(tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_process_ends_the_others_and_the_run_goes_on(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_lost_process_stops_the_others_and_the_run_resumes(tmp_path: Path, number: signal.Signals) -> None:
     folder = tmp_path / "run"
-    timeout = HANG if number == signal.SIGKILL else 60  # of the wait for a stopped process
+    timeout = HANG if number == signal.SIGKILL else 60  # seconds to wait for a stopped process
     started = ranks.start(3, COMMAND, *DROPPING, *ENDLESS, "--out", str(folder), timeout=timeout)
     until((folder / "best.json").exists, *started)
     os.kill(started[1].pid, number)
@@ -162,7 +162,7 @@ def test_a_lost_process_ends_the_others_and_the_run_goes_on(tmp_path: Path, numb
 
 
 @pytest.mark.full
-def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
+def test_a_signal_to_one_process_saves_and_stops_all(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     started = ranks.start(2, COMMAND, *DROPPING, *ENDLESS, "--out", str(folder))
     until((folder / "best.json").exists, *started)
@@ -172,9 +172,9 @@ def test_a_signal_to_one_process_saves_and_ends_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_what_processes_cannot_do_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_unsupported_options_give_one_line_errors(tmp_path: Path) -> None:
     outputs = ranks.finish(ranks.start(2, COMMAND, "--dataset", "family:60", "--cuda-graph", "on"), 2, 2)
     assert_one_error(outputs, "cuda_graph: got 'on' under torchrun")
     partition(["family:60", "--parts", "3", "--out", str(tmp_path)])
     outputs = ranks.finish(ranks.start(2, COMMAND, "--partition", str(tmp_path)), 2, 2)
-    assert_one_error(outputs, f"{tmp_path}: a partition for 3 processes, wanted one for 2")
+    assert_one_error(outputs, f"{tmp_path}: expected a partition for 2 processes, got one for 3")
