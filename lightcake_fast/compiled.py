@@ -1,4 +1,4 @@
-"""Plain functions of NumPy arrays, compiled by Numba when they are first run."""
+"""Functions on NumPy arrays that Numba compiles at their first call."""
 
 import functools
 from collections.abc import Callable
@@ -9,24 +9,24 @@ from lightcake_fast.kernels.compiling import compiling
 
 
 def run_compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns, compiled for these arguments; kept on disk for the next process if it can be.
+    """Call a function after compilation for these argument types; cache the result on disk if possible.
 
-    Functions that it calls must be compiled already, by `numba.njit`.
+    Functions that it calls must already be compiled with `numba.njit`.
     """
     compiled = _compiler(function)
     if not compiled.signatures:
         import numba
 
-        with compiling(), suppress(OSError):  # there may be no room to keep it for the next process
+        with compiling(), suppress(OSError):  # the cache on disk can be full
             compiled.compile(tuple(map(numba.typeof, arguments)))
     return compiled(*arguments)
 
 
 @functools.cache
 def _compiler(function: Callable[..., Any]) -> Any:
-    import numba  # a second, of which most commands have no need
+    import numba  # the import is slow, and most commands do not need it
 
     compiler = numba.njit(nogil=True)(function)
-    with suppress(RuntimeError):  # no folder that can be written to
+    with suppress(RuntimeError):  # no writable cache folder
         compiler.enable_caching()
     return compiler

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and damaged JSON told in one line."""
+"""Atomic file replacement, folder locks, and one-line errors for damaged JSON."""
 
 import errno
 import json
@@ -19,23 +19,21 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-TEMPORARY = (
-    ".tmp"  # ends the names of folders in which files are written before they are moved to their place
-)
+TEMPORARY = ".tmp"  # suffix of temporary folders: files are written there first, then moved
 
 
 def lock_folder(path: Path, what: str) -> int | None:
-    """Keep other processes from a folder until the number returned is closed, or this process ends.
+    """Lock a folder against other processes until the file descriptor is closed or this process ends.
 
     Args:
         path: The folder.
-        what: What it holds, for the message.
+        what: Description of its content, for the message.
 
     Returns:
-        None where the system has no such lock (Windows).
+        The file descriptor. None on Windows, which does not have this lock.
 
     Raises:
-        InputError: Another process holds it.
+        InputError: Another process holds the lock.
     """
     if sys.platform == "win32":
         return None
@@ -44,38 +42,40 @@ def lock_folder(path: Path, what: str) -> int | None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise InputError(f"{path}: another process is at work on {what}") from error
+        raise InputError(
+            f"{path}: expected {what} without another process, got one that works on it: wait until it ends"
+        ) from error
     return lock
 
 
 def check_no_file(path: Path, wanted: str) -> None:
-    """Check that a folder can be there: neither it nor one above it is a file.
+    """Check that a folder can exist here: this path and its parents are not files.
 
     Args:
         path: The folder.
-        wanted: What it should be, for the message.
+        wanted: Description of the folder, for the message.
 
     Raises:
-        InputError: A file is in its way.
+        InputError: This path or a parent is a file.
     """
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
-            raise InputError(f"{place}: got a file, wanted {wanted}")
+            raise InputError(f"{place}: expected {wanted}, got a file")
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Make or replace a file so that, whenever the process ends, the old or the new one is there whole.
+    """Write a file atomically: after a crash, the complete old or the complete new file is there.
 
     Args:
         path: The file.
-        write: Writes the new content to the path it is given, in a folder of its own beside the file.
+        write: Writes the new content to a given path, in a temporary folder in the same place.
 
     Raises:
-        OSError: The file cannot be written, with the error's own number; it is left as it was.
-        BaseException: A handler of signals raised it while the file was being written.
+        OSError: The file cannot be written; the old file is unchanged. The error number is the original.
+        BaseException: A signal handler raised it during the write.
     """
     try:
-        # a new folder, which no link in a folder from elsewhere can lead away from here
+        # in a new folder, an attacker's symbolic link cannot redirect the write
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent, ignore_cleanup_errors=True
         ) as folder:
@@ -85,7 +85,7 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
             def finish() -> None:
                 write(temporary)
-                temporary.chmod(mode)  # safetensors leaves files that only their owner can read
+                temporary.chmod(mode)  # safetensors makes files that only their owner can read
                 with temporary.open("rb+") as file:
                     os.fsync(file.fileno())
 
@@ -97,8 +97,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _interruptibly(work: Callable[[], object]) -> None:
-    """Work in a thread, so that handlers of signals run in the main one, and may end it while it waits."""
-    if threading.current_thread() is not threading.main_thread():  # where no handler runs
+    """Run a function in a thread, so that the main thread can run signal handlers, which may end the wait."""
+    if threading.current_thread() is not threading.main_thread():  # no signal handler runs in this thread
         work()
         return
     raised: list[BaseException] = []
@@ -112,23 +112,21 @@ def _interruptibly(work: Callable[[], object]) -> None:
         finally:
             done.set()
 
-    threading.Thread(
-        target=run, daemon=True
-    ).start()  # left behind, it does not keep the program from its end
-    while not done.wait(timeout=0.5):  # a signal that came to another thread is seen now
+    threading.Thread(target=run, daemon=True).start()  # a daemon, so that the program can end without it
+    while not done.wait(timeout=0.5):  # the timeout lets the main thread see signals to other threads
         pass
     if raised:
         raise raised[0]
 
 
 def replace_text(path: Path, text: str) -> None:
-    """`replace_file` with UTF-8 text."""
+    """Write UTF-8 text with `replace_file`."""
     replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
 
 
 def replace_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mapping[str, str]) -> None:
-    """`replace_file` with a safetensors file of contiguous CPU tensors."""
-    import safetensors.torch  # downloads, which also replace files, need no tensors
+    """Write contiguous CPU tensors as a safetensors file with `replace_file`."""
+    import safetensors.torch  # imported here because downloads use this module without tensors
 
     def write(temporary: Path) -> None:
         try:
@@ -142,10 +140,10 @@ def replace_tensors(path: Path, tensors: Mapping[str, "Tensor"], metadata: Mappi
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON from a file that may be damaged or made up.
+    """Parse JSON from a file that can be damaged or forged.
 
     Raises:
-        InputError: It is no JSON, or nested too deeply.
+        InputError: The text is not JSON, or it is nested too deeply.
     """
     try:
         return json.loads(text)

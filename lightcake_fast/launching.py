@@ -1,4 +1,4 @@
-"""What stands around a launch of Triton's kernels: their device, and what the machine lacks in words."""
+"""Context of Triton kernel launches: the current device, and clear errors for missing tools."""
 
 import errno
 import os
@@ -13,10 +13,10 @@ from lightcake_fast.errors import InputError
 
 @contextmanager
 def launching(device: torch.device) -> Iterator[None]:
-    """Make a GPU the current one, on which Triton launches.
+    """Make a GPU the current device, because Triton launches there.
 
     Raises:
-        InputError: Triton lacks a folder for its cache or a C compiler; the message says what to set.
+        InputError: Triton has no writable cache folder or no C compiler; the message says what to set.
     """
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
@@ -29,21 +29,24 @@ def launching(device: torch.device) -> Iterator[None]:
 
 
 def _lacking(error: Exception) -> str | None:
-    """What to set, for an error of Triton's that tells of the machine and not of the kernels."""
+    """Return a message if the error comes from the machine and not from the kernels, else None."""
     if isinstance(error, subprocess.CalledProcessError):
         return (
-            f"Triton's launcher does not compile: {error.cmd[0]} ended with code {error.returncode}; wanted "
-            "Python's headers (python3-dev) and a C compiler: set CC to one that works"
+            "Triton's launcher: expected a C compiler and Python's headers, got exit code "
+            f"{error.returncode} from {error.cmd[0]}: install python3-dev, or set CC to another compiler"
         )
     if isinstance(error, RuntimeError):
         if "Failed to find C compiler" not in str(error):
             return None
-        return "Triton needs a C compiler to launch kernels and finds none: install gcc, or set CC to one"
+        return "Triton's launcher: expected a C compiler, got none: install gcc, or set CC to a compiler"
     if not isinstance(error, OSError) or error.filename is None:
         return None
     if error.errno == errno.ENOENT and error.filename == os.environ.get("CC"):
-        return f"Triton needs a C compiler to launch kernels: CC names {error.filename}, which is not there"
+        return (
+            f"Triton's launcher: expected a C compiler, got CC={error.filename}, which does not exist: set "
+            "CC to a compiler"
+        )
     return (
-        f"Triton cannot keep compiled kernels in {error.filename} ({error.strerror}): set TRITON_CACHE_DIR "
-        "to a folder that can be written to"
+        f"Triton's cache: expected a writable folder, got {error.filename} ({error.strerror}): set "
+        "TRITON_CACHE_DIR to a writable folder"
     )

@@ -1,4 +1,4 @@
-"""Filtered prediction: which relations or entities compete, ranks under four rules for ties, their means."""
+"""Filtered ranking metrics for relations and entities, with four tie policies."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,24 +14,24 @@ from lightcake_fast.data.knowledge_graph import Ids
 
 TIES = ("realistic", "optimistic", "pessimistic", "index")
 PAIRS_PER_BLOCK = 4096
-SCORES_PER_BLOCK = 2**22  # numbers that a block is made of: 16 MiB in float32
+SCORES_PER_BLOCK = 2**22  # numbers per block: 16 MiB in float32
 
 
 class NonFiniteScoresError(ArithmeticError):
-    """Scores hold NaN or infinity, so that no rank means anything."""
+    """Scores contain NaN or infinity, so ranks are meaningless."""
 
 
 @dataclass(frozen=True)
 class RankMetrics:
-    """Means over `count` ranks; every mean is None where there is none.
+    """Means over `count` ranks. If `count` is 0, every mean is None.
 
     Attributes:
-        count: Number of ranks: one for each triple where relations are ranked, two where entities are.
+        count: Number of ranks: one per triple for relation ranking, two per triple for entity ranking.
         mrr: Mean of 1 / rank, in (0, 1]; higher is better.
         mr: Mean rank, from 1; lower is better.
-        hits_at_1: Share of ranks of at most 1; likewise 3 and 10.
-        hits_at_3: See `hits_at_1`.
-        hits_at_10: See `hits_at_1`.
+        hits_at_1: Share of ranks of at most 1.
+        hits_at_3: Share of ranks of at most 3.
+        hits_at_10: Share of ranks of at most 10.
     """
 
     count: int
@@ -43,7 +43,7 @@ class RankMetrics:
 
     @classmethod
     def from_ranks(cls, ranks: Tensor) -> "RankMetrics":
-        """Average `ranks`, float64 of any shape, each at least 1 (ties may give halves)."""
+        """Average `ranks`, float64 of any shape, each at least 1. Ties can give half ranks."""
         ranks = ranks.flatten()
         if not len(ranks):
             return cls(0, None, None, None, None, None)
@@ -57,24 +57,24 @@ class Evaluation:
 
     Attributes:
         all: Over every triple.
-        seen: Over the triples whose head and tail both occur in a training triple.
+        seen: Over the triples with head and tail that both occur in training triples.
     """
 
     all: RankMetrics
     seen: RankMetrics
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """The metrics as plain values, ready for JSON."""
+        """Return the metrics as plain values, ready for JSON."""
         return asdict(self)
 
 
 class KnownAnswers:
-    """The answers that are known to each of many questions.
+    """Lookup table from questions to their known answers.
 
     Args:
-        questions: int32 or int64 `[K, 2]`, pairs of ids; rows may repeat.
-        answers: Likewise `[K]`, an answer to each.
-        limit: Above every second id of a question.
+        questions: int32 or int64 `[K, 2]`, pairs of ids; rows can repeat.
+        answers: int32 or int64 `[K]`, one answer per question.
+        limit: A number greater than every second id of a question.
     """
 
     def __init__(self, questions: Ids, answers: Ids, limit: int) -> None:
@@ -88,8 +88,8 @@ class KnownAnswers:
         """Look up `questions`, int32 or int64 `[B, 2]`.
 
         Returns:
-            Rows of `questions` and the answers known there, both int64 `[K]`: one entry for each answer
-            that was given.
+            Row numbers in `questions` and the answers known there, both int64 `[K]`. Repeated answers appear
+            repeatedly.
         """
         keys = self._keys(questions)
         start = np.searchsorted(self._sorted, keys, side="left")
@@ -106,11 +106,11 @@ class KnownAnswers:
 
 
 class KnownRelations(KnownAnswers):
-    """The relations that hold for each directed pair (head, tail) in any split.
+    """The known relations of each directed pair (head, tail), from all splits.
 
     Args:
-        triples: int32 or int64 `[T, 3]`, rows of (head, relation, tail) ids; rows may repeat.
-        num_entities: N, above every entity id.
+        triples: int32 or int64 `[T, 3]`, rows of (head, relation, tail) ids; rows can repeat.
+        num_entities: N, greater than every entity id.
     """
 
     def __init__(self, triples: Ids, num_entities: int) -> None:
@@ -118,16 +118,16 @@ class KnownRelations(KnownAnswers):
 
     @classmethod
     def of(cls, data: KnowledgeGraph) -> "KnownRelations":
-        """The known relations of all three splits of `data`."""
+        """Return the known relations from the three splits of `data`."""
         return cls(np.concatenate([data.split(name) for name in SPLITS]), data.num_entities)
 
 
 class KnownEntities(KnownAnswers):
-    """The entities that answer (h, r), for tails, and (t, r + R), for heads, in any split.
+    """The known entities of (h, r), for tails, and of (t, r + R), for heads, from all splits.
 
     Args:
-        triples: int32 or int64 `[T, 3]`, rows of (head, relation, tail) ids; rows may repeat.
-        num_relations: R, above every relation id.
+        triples: int32 or int64 `[T, 3]`, rows of (head, relation, tail) ids; rows can repeat.
+        num_relations: R, greater than every relation id.
     """
 
     def __init__(self, triples: Ids, num_relations: int) -> None:
@@ -135,12 +135,12 @@ class KnownEntities(KnownAnswers):
 
     @classmethod
     def of(cls, data: KnowledgeGraph) -> "KnownEntities":
-        """The known entities of all three splits of `data`."""
+        """Return the known entities from the three splits of `data`."""
         return cls(np.concatenate([data.split(name) for name in SPLITS]), data.num_relations)
 
 
 def both_sides(triples: Ids, num_relations: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The questions of triples and their answers: for all tails, then for all heads.
+    """Return the questions of triples and their answers: first for all tails, then for all heads.
 
     Args:
         triples: int32 or int64 `[T, 3]`, rows of (head, relation, tail) ids.
@@ -161,34 +161,34 @@ def relation_ranks(
     *,
     ties: str = "realistic",
 ) -> Tensor:
-    """Rank the true relation of each pair among all relations not known to hold for it.
+    """Rank the true relation of each pair among all relations that are not known for this pair.
 
-    Entities are ranked likewise: read entity for relation, question for pair, N for R.
+    It ranks entities in the same way: read entity for relation, question for pair, N for R.
 
     Args:
         scores: `[B, R]`, floating point; higher is more likely.
         relations: int64 `[B]`, the true relations.
-        known: Rows and relations, both int64 `[K]`, that do not compete (see `KnownRelations`); the true
-            ones may be among them.
-        ties: Place of the true relation among relations of equal score: "realistic" is the mean of the
-            possible ranks, "optimistic" the first, "pessimistic" the last, "index" the order of relation
-            ids (a stable sort, as the figures published with public code were made).
+        known: Rows and relations, both int64 `[K]`, to filter out (see `KnownRelations`). The true relations
+            can be in it; they stay in the ranking.
+        ties: Rank of the true relation among relations with the same score. "realistic" is the mean of the
+            possible ranks, "optimistic" the first, "pessimistic" the last. "index" is the order of relation
+            ids: a stable sort, as in the public code of published results.
 
     Returns:
         float64 `[B]`, ranks from 1.
 
     Raises:
         NonFiniteScoresError: A score is NaN or infinite.
-        ValueError: `ties` is none of the four.
+        ValueError: `ties` is not one of the four names.
     """
     if ties not in TIES:
-        raise ValueError(f"ties: got {ties!r}, wanted one of {', '.join(TIES)}")
+        raise ValueError(f"ties: expected one of {', '.join(TIES)}, got {ties!r}")
     if not all_finite(scores):
         broken = int((~torch.isfinite(scores)).sum())
         raise NonFiniteScoresError(f"{broken:,} of {scores.numel():,} scores are NaN or infinite")
     column = relations.unsqueeze(1)
     true = scores.gather(1, column)
-    # -inf is below and never equal to a finite true score: such a relation competes no more
+    # -inf is below every finite score, so a relation with this score does not change a rank
     rivals = scores.scatter(1, column, -torch.inf)
     if known is not None:
         rivals[known] = -torch.inf
@@ -197,21 +197,21 @@ def relation_ranks(
 
 
 def all_finite(scores: Tensor) -> bool:
-    """Whether no score is NaN or infinite: both ends are quick to find, and NaN is either."""
+    """Return whether all scores are finite. A minimum and a maximum are fast, and NaN shows in both."""
     return not scores.numel() or bool(torch.stack(torch.aminmax(scores)).isfinite().all())
 
 
 def count_rivals(rivals: Tensor, true: Tensor, ties: str, before: Tensor | None = None) -> Tensor:
-    """How many rivals score better than the true answer, and how many of equal score count as well.
+    """Count the rivals with a better score than the true answer, and the equal scores that count as well.
 
     Args:
-        rivals: Scores `[B, R]`, of what does not compete -inf.
+        rivals: Scores `[B, R]`; -inf for answers that are filtered out.
         true: Scores `[B, 1]` of the true answers.
         ties: See `relation_ranks`.
-        before: With "index" bool `[B, R]`, the rivals that come before the true answer.
+        before: For "index" bool `[B, R]`, the rivals that come before the true answer.
 
     Returns:
-        int64 `[B, 2]`: counts of parts of the rivals add up to those of all.
+        int64 `[B, 2]`. Counts over parts of the rivals add up to the counts over all rivals.
     """
     better = (rivals > true).sum(1)
     if ties == "optimistic":
@@ -221,7 +221,7 @@ def count_rivals(rivals: Tensor, true: Tensor, ties: str, before: Tensor | None 
 
 
 def ranks_of(rivals: Tensor, ties: str) -> Tensor:
-    """The ranks, float64 `[B]` from 1, that the counts of `count_rivals` make."""
+    """Return the ranks, float64 `[B]` from 1, for the counts from `count_rivals`."""
     better, tied = rivals.unbind(1)
     return 1 + better + (0.5 if ties == "realistic" else 1.0) * tied.double()
 
@@ -237,11 +237,11 @@ def triple_ranks(
     """Rank the relation of every triple, in blocks of pairs.
 
     Args:
-        score: Gives the scores `[B, R]` of pairs, int64 `[B, 2]` of (head, tail) in CPU memory.
+        score: Returns the scores `[B, R]` of pairs, int64 `[B, 2]` of (head, tail) in CPU memory.
         triples: int32 or int64 `[T, 3]`, the split to evaluate.
         known: The relations to filter by.
         ties: See `relation_ranks`.
-        entries: The numbers of which the scores of a pair are made; blocks take as many as are allowed.
+        entries: Number of intermediate values per pair; it limits the pairs per block.
 
     Returns:
         float64 `[T]` in CPU memory, ranks from 1.
@@ -254,7 +254,7 @@ def triple_ranks(
 
 
 def pairs_per_block(entries: int) -> int:
-    """How many pairs are scored at a time, if the scores of each are made of so many numbers."""
+    """Return the number of pairs per block, for `entries` intermediate values per pair."""
     return max(1, min(PAIRS_PER_BLOCK, SCORES_PER_BLOCK // entries))
 
 
@@ -270,7 +270,7 @@ def entity_ranks(
     """Rank the tail and the head of every triple, in blocks of at most `SCORES_PER_BLOCK` scores.
 
     Args:
-        score: Gives the scores `[B, N]` of questions, int64 `[B, 2]` in CPU memory (see `both_sides`).
+        score: Returns the scores `[B, N]` of questions, int64 `[B, 2]` in CPU memory (see `both_sides`).
         triples: int32 or int64 `[T, 3]`, the split to evaluate.
         num_entities: N.
         num_relations: R.
@@ -278,7 +278,7 @@ def entity_ranks(
         ties: See `relation_ranks`.
 
     Returns:
-        float64 `[T, 2]` in CPU memory: of the tail and of the head, from 1.
+        float64 `[T, 2]` in CPU memory: ranks from 1 of the tail and of the head.
 
     Raises:
         NonFiniteScoresError: A score is NaN or infinite.
@@ -296,7 +296,7 @@ def _ranks(
     ties: str,
     rows: int,
 ) -> Tensor:
-    """The rank of each answer, so many `rows` of scores at a time."""
+    """Return the rank of each answer; score `rows` questions at a time."""
     ranks = [torch.empty(0, dtype=torch.float64)]
     for start in range(0, len(questions), rows):
         block = slice(start, start + rows)
@@ -308,11 +308,11 @@ def _ranks(
 
 
 def summarise_ranks(ranks: Tensor, triples: Ids, seen_entities: NDArray[np.bool_]) -> Evaluation:
-    """The means over all triples and over those with two seen entities.
+    """Average the ranks over all triples, and over the triples with two seen entities.
 
     Args:
         ranks: float64 `[T]`, from `triple_ranks`, or `[T, 2]`, from `entity_ranks`.
-        triples: int32 or int64 `[T, 3]`, the triples ranked.
+        triples: int32 or int64 `[T, 3]`, the triples of the ranks.
         seen_entities: Bool `[N]`, entities with a training triple.
     """
     seen = torch.from_numpy(seen_entities[triples[:, [0, 2]]].all(axis=1))

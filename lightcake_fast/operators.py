@@ -1,4 +1,4 @@
-"""How the package registers its PyTorch operators."""
+"""Registration of the package's PyTorch operators."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +9,15 @@ Function = Callable[..., Any]
 
 
 class Operator:
-    """An operator `lightcake_fast::NAME` that changes none of its arguments, with what is registered for it.
+    """An operator `lightcake_fast::NAME` that changes none of its arguments, and its registrations.
 
-    Like `torch.library.custom_op`, whose operators import TorchDynamo at their first call: two seconds, which
-    is a third of what a command takes that predicts or evaluates.
+    Like `torch.library.custom_op`. But the first call of a `custom_op` imports TorchDynamo, which takes two
+    seconds, a third of the time of a command that predicts or evaluates.
 
     Args:
         name: NAME.
-        function: The kernel, annotated; the schema comes from it.
-        device: Of the kernel: "cpu", or "default" for all.
+        function: The kernel. Its annotations give the schema.
+        device: The kernel's device: "cpu", or "default" for all devices.
     """
 
     def __init__(self, name: str, function: Function, device: str) -> None:
@@ -31,19 +31,19 @@ class Operator:
         return self._call(*arguments)
 
     def register_kernel(self, device: str) -> Callable[[Function], None]:
-        """Decorate the kernel of another device."""
+        """Decorate the kernel for another device."""
         return torch.library.impl(self._name, device)
 
     def register_fake(self, function: Function) -> None:
-        """Decorate what makes results of the right shape and type without computing."""
+        """Decorate a function that makes results of the right shape and dtype without computing."""
         torch.library.register_fake(self._name, function)
 
     def register_autograd(self, backward: Function, *, setup_context: Function | None = None) -> None:
-        """Set the backward, and what of the forward is kept for it."""
+        """Set the backward, and the function that saves tensors for it."""
         torch.library.register_autograd(self._name, backward, setup_context=setup_context)
 
     def register_autocast(self, dtype: torch.dtype) -> None:
-        """Set the type to which autocast turns floating-point arguments, on any device."""
+        """Set the dtype to which autocast converts floating-point arguments, on any device."""
         for device in ("cpu", "cuda"):
             torch.library.register_autocast(self._name, device, dtype)
 

@@ -1,4 +1,4 @@
-"""The context layer as one differentiable op: the one place that chooses between the back ends."""
+"""The context layer as one differentiable operator. Only this module chooses between the back ends."""
 
 import importlib.util
 import os
@@ -26,7 +26,7 @@ _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "y", "on")
 _NARROW = (torch.float16, torch.bfloat16)
 _REAL = (*_NARROW, torch.float32, torch.float64)
-# asked at import: TorchDynamo of PyTorch 2.9 does not trace the question
+# computed at import: TorchDynamo of PyTorch 2.9 cannot trace is_autocast_available
 _AUTOCAST = [kind for kind in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(kind)]
 
 
@@ -42,39 +42,40 @@ def context_layer(
     rows: str = "float32",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """One LightCAKE layer: each row plus the softmax-weighted sum over its context triples.
+    """Compute one LightCAKE layer: each row plus the softmax-weighted sum over its context triples.
 
-    Differentiable once in ``entities`` and ``relations``; "reference" in any order and mode, which "auto"
-    therefore takes under ``torch.func`` and forward-mode differentiation. A row without a live context
-    triple stays as it is. Under ``torch.autocast`` the layer casts to float32 first.
+    The fused back ends have first derivatives in ``entities`` and ``relations``. "reference" has derivatives
+    of any order and mode, so "auto" selects it under ``torch.func`` and forward-mode differentiation. A row
+    whose context triples are all masked does not change. Under ``torch.autocast`` the layer first casts to
+    float32.
 
     Args:
-        entities: shape (N, d); float32 or float64, or a 16-bit type, whose sums are float32.
-        relations: shape (2R, d), same type; row r + R is the inverse of relation r.
+        entities: shape (N, d); float32, float64 or a 16-bit dtype. 16-bit rows are summed in float32.
+        relations: shape (2R, d), same dtype; row r + R is the inverse of relation r.
         graph: the context, on the same device.
-        score: psi, whose softmax weighs the triples: "distmult", "transe", "complex", "simple", "rotate"
-            (d even in these three: a row is two halves; docs/op.md), "transh", whose relations are
-            [r | normal of length one], (2R, 2 d), and which no kernel for GPUs has, or one of your own
-            (``register_score``).
-        context: "both", or only "entity" or "relation": then the other table comes back with its values
-            unchanged.
-        mask: bool of shape (T,), in the order of the graph's triples; True leaves the triple and its
-            inverse out. None leaves nothing out.
-        residual: False returns the sums alone, without the rows that they are added to.
-        rows: "float32" reads the tables as they are. "bfloat16", for float32 tables, has context triples read
-            the entities from a 16-bit copy, made once: half the bytes of a row. Relations, sums, gradients
-            and the rows that the sums are added to stay float32; gradients pass the rounding as if it were
-            none (docs/op.md has the error). float64 tables are rounded alike.
-        backend: "auto" takes "numba" on the CPU and "triton" on a GPU, where they have the score;
-            "reference" is plain PyTorch, with tensors of a row for each context triple. "triton" on the CPU
-            needs its interpreter (TRITON_INTERPRET=1) and is for tests.
+        score: psi, the score function in the softmax: "distmult", "transe", "complex", "simple", "rotate",
+            "transh" or a name given to ``register_score``. With "complex", "simple" and "rotate" a row is two
+            halves, so d is even (docs/op.md). With "transh" relations have shape (2R, 2 d), each row
+            [r | normal of length one]. The GPU kernels do not have "transh".
+        context: "both", "entity" or "relation". With "entity" or "relation" the values of the other table do
+            not change.
+        mask: bool of shape (T,), in the order of the graph's triples; True masks the triple and its inverse.
+            None masks nothing.
+        residual: False returns the context sums without adding the rows to them.
+        rows: "float32" reads the tables as they are. "bfloat16", for float32 or float64 tables, rounds a copy
+            of the entities once, and context triples read this copy. For float32 this halves the bytes per
+            row. Relations, sums, gradients and the residual rows are not rounded. Gradients ignore the
+            rounding (docs/op.md has the error).
+        backend: "auto" is "numba" on the CPU and "triton" on a GPU if they have the score, else "reference".
+            "reference" is plain PyTorch and makes tensors with one row per context triple. "triton" on the
+            CPU needs its interpreter (TRITON_INTERPRET=1) and is for tests.
 
     Returns:
-        New entities and relations, of the shapes and the type given.
+        New entities and relations, with the input shapes and dtypes.
 
     Raises:
-        TypeError: if a table or the mask is no tensor, or the graph no ``ContextGraph``.
-        ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
+        TypeError: if a table or the mask is not a tensor, or the graph is not a ``ContextGraph``.
+        ValueError: if a shape, dtype, device or name is wrong, or the back end cannot run here.
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
@@ -106,20 +107,20 @@ def context_weights(
     rows: str = "float32",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """The softmax weights that ``context_layer`` gives each context triple, for looking at: no gradient.
+    """Return the softmax weight of each context triple in ``context_layer``, without gradients.
 
     Args:
         entities: as in ``context_layer``.
         relations: as in ``context_layer``.
         graph: as in ``context_layer``.
         score: as in ``context_layer``.
-        mask: as in ``context_layer``; a masked triple weighs zero.
+        mask: as in ``context_layer``; the weight of a masked triple is zero.
         rows: as in ``context_layer``.
         backend: as in ``context_layer``.
 
     Returns:
-        alpha, in the context of the triple's head, and beta, in the context of its relation: each of
-        shape (2T,), the triples in the graph's order, then their inverses.
+        alpha, the weights in the context of the head, and beta, the weights in the context of the relation.
+        Each has shape (2T,): the triples in the graph's order, then their inverses.
 
     Raises:
         TypeError, ValueError: as ``context_layer``.
@@ -153,20 +154,20 @@ def context_weights(
 def tune_context_layer(
     graph: "ContextGraph", dim: int, *, dtype: torch.dtype = torch.float32, score: str = "distmult"
 ) -> dict[str, dict[tuple[int, int], float]]:
-    """Choose the Triton kernels' launch shapes by measuring them on the graph's GPU; takes about a minute.
+    """Choose launch shapes of the Triton kernels by measurement on the graph's GPU, in about a minute.
 
-    What is fastest is kept in this process for all graphs, by width, type and kind of GPU. Nothing is
-    measured unless this is called. Another shape may add in another order: results differ in the last bits.
+    Without this call nothing is measured. This process keeps the fastest shapes for all graphs, by width,
+    dtype and GPU model. Another shape can change the order of a sum, so results can differ in the last bits.
 
     Args:
         graph: the context to measure on, on a GPU.
         dim: d, the width of the rows.
-        dtype: their type.
-        score: as in ``context_layer``, of those that the fused back ends have.
+        dtype: dtype of the rows.
+        score: as in ``context_layer``; a score that the fused back ends have.
 
     Returns:
-        Milliseconds of a layer, forward and backward, by kernel and by its shape: numbers of a row in each
-        lane, and registers of a lane that NVIDIA's assembler may take.
+        Milliseconds per layer, forward plus backward, by kernel and launch shape. A launch shape is the
+        number of row entries per lane and the maximum number of registers per lane.
 
     Raises:
         ValueError: if an argument is wrong, or Triton cannot run here.
@@ -174,9 +175,9 @@ def tune_context_layer(
     _check_width(score, "dim", dim)
     check_fused(score, "triton")
     if dim < 1:
-        raise ValueError(f"dim: got {dim}, wanted at least 1")
+        raise ValueError(f"dim: expected at least 1, got {dim}")
     if not dtype.is_floating_point:
-        raise ValueError(f"dtype: got {dtype}, wanted a floating-point type")
+        raise ValueError(f"dtype: expected a floating-point dtype, got {dtype}")
     runnable("triton", graph.device.type)
     from lightcake_fast.kernels import gpu_tune
 
@@ -194,37 +195,32 @@ def _checked(
     rows: str,
     backend: str,
 ) -> tuple[Tensor, Tensor, str]:
-    """Check the arguments of the public functions once.
-
-    Returns:
-        The tables as the op takes them, and the back end that "auto" stands for.
-    """
+    """Check the arguments of the public functions; return the tables after autocast and the back end."""
     _check_kinds(entities, relations, graph, mask)
     entities, relations = autocast_first(entities), autocast_first(relations)
     if not isinstance(score, str):
-        raise TypeError(f"score: got {score!r}, wanted its name; register_score gives one of your own a name")
+        raise TypeError(f"score: expected a name, got {score!r}: register a custom score with register_score")
     for name, value, known in (
         ("context", context, CONTEXTS),
         ("rows", rows, ROWS),
         ("backend", backend, BACKENDS),
     ):
         if value not in known:
-            raise ValueError(f"{name}: got {value!r}, wanted one of {', '.join(known)}")
+            raise ValueError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
     _check_tables(entities, relations, graph, mask, score_named(score).planes)
     if rows == "bfloat16" and entities.dtype in _NARROW:
         raise ValueError(
-            f"rows: got 'bfloat16' with entities of {entities.dtype}, 16 bits wide already, wanted "
-            "'float32', which reads them as they are"
+            f"rows: expected 'float32' for 16-bit entities, got 'bfloat16' with entities of {entities.dtype}"
         )
     _check_width(score, "entities", entities.shape[1])
     return entities, relations, layer_backend(score, backend, entities, relations)
 
 
 def layer_backend(score: str, backend: str, entities: Tensor, relations: Tensor) -> str:
-    """The back end that "auto" stands for with a score and tables.
+    """Return the back end that "auto" selects for a score and tables; check a back end given by name.
 
     Raises:
-        InputError: it cannot run there, or lacks the score.
+        InputError: the back end cannot run on this device, or does not have the score.
     """
     check_fused(score, backend)
     chosen = runnable(backend, entities.device.type)
@@ -234,109 +230,114 @@ def layer_backend(score: str, backend: str, entities: Tensor, relations: Tensor)
 
 
 def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
-    """Raise ``TypeError`` for an argument that is no tensor, or no graph."""
+    """Raise ``TypeError`` if a table or the mask is not a tensor, or the graph is not a ``ContextGraph``."""
     check_tensor("entities", entities)
     check_tensor("relations", relations)
     if mask is not None:
         check_tensor("mask", mask)
     if not hasattr(type(graph), "context_triples"):
         raise TypeError(
-            f"graph: got {type(graph).__name__}, wanted a ContextGraph (see ContextGraph.from_triples)"
+            f"graph: expected a ContextGraph, got {type(graph).__name__}: make one with "
+            "ContextGraph.from_triples"
         )
 
 
 def check_tensor(name: str, value: Any) -> None:
-    """Raise ``TypeError`` for what is no tensor."""
+    """Raise ``TypeError`` if the value is not a tensor."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name}: got {type(value).__name__}, wanted a torch.Tensor")
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
 
 
 def check_real(name: str, table: Tensor) -> None:
-    """Raise ``ValueError`` for a tensor that no back end reads: of numbers of another type, or sparse."""
+    """Raise ``ValueError`` if the dtype is not a supported floating-point dtype, or the tensor is sparse."""
     if table.dtype not in _REAL:
         kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _REAL)
-        raise ValueError(f"{name}: got {table.dtype}, wanted a floating-point type of {kinds}")
+        raise ValueError(f"{name}: expected a floating-point dtype of {kinds}, got {table.dtype}")
     if table.layout != torch.strided:
-        raise ValueError(f"{name}: got a tensor of layout {table.layout}, wanted a dense one")
+        raise ValueError(f"{name}: expected a dense tensor, got a tensor of layout {table.layout}")
 
 
 def _check_tables(
     entities: Tensor, relations: Tensor, graph: "ContextGraph", mask: Tensor | None, planes: bool
 ) -> None:
-    """Raise ``ValueError`` for a shape, type or device that does not fit the others."""
+    """Raise ``ValueError`` if the shape, dtype or device of an argument does not fit the others."""
     for name, table, rows in (
         ("entities", entities, graph.num_entities),
         ("relations", relations, 2 * graph.num_relations),
     ):
         if table.ndim != 2 or table.shape[0] != rows:
-            raise ValueError(f"{name}: got shape {tuple(table.shape)}, wanted ({rows}, d)")
+            raise ValueError(f"{name}: expected shape ({rows}, d), got {tuple(table.shape)}")
         check_real(name, table)
     width = entities.shape[1] * (2 if planes else 1)
     if relations.shape[1] != width or relations.dtype != entities.dtype:
-        wanted = "twice the width of the entities and their type" if planes else "those of the entities"
+        wanted = "twice the width of the entities" if planes else "the width of the entities"
         raise ValueError(
-            f"relations: got width {relations.shape[1]} and {relations.dtype}, "
-            f"wanted {wanted}, {width} and {entities.dtype}"
+            f"relations: expected {wanted} and their dtype, {width} and {entities.dtype}, "
+            f"got {relations.shape[1]} and {relations.dtype}"
         )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (graph.num_triples,)):
         raise ValueError(
-            f"mask: got {mask.dtype} {tuple(mask.shape)}, wanted torch.bool ({graph.num_triples},)"
+            f"mask: expected torch.bool ({graph.num_triples},), got {mask.dtype} {tuple(mask.shape)}"
         )
     for name, tensor in (("relations", relations), ("graph", graph), ("mask", mask)):
         if tensor is not None and tensor.device != entities.device:
-            raise ValueError(f"{name}: got device {tensor.device}, wanted the entities', {entities.device}")
+            raise ValueError(
+                f"{name}: expected the device of the entities, {entities.device}, got {tensor.device}"
+            )
 
 
 def _check_width(score: str, name: str, width: int) -> None:
     columns = score_named(score).columns
     if width % columns:
-        raise InputError(f"{name}: got width {width}, wanted a multiple of {columns} for score {score!r}")
+        raise InputError(f"{name}: expected a multiple of {columns} for score {score!r}, got width {width}")
 
 
 def check_fused(score: str, backend: str) -> None:
-    """Raise ``InputError`` for a fused back end by name that lacks the score."""
+    """Raise ``InputError`` if a fused back end, given by name, does not have the score."""
     if backend in ("numba", "triton") and not fused(score, backend):
-        able = (
-            "'numba' or 'reference', which have" if fused(score, "numba") else "'reference', which alone has"
-        )
-        raise InputError(f"backend: got {backend!r}, wanted {able} score {score!r}")
+        able = "'numba' or 'reference'" if fused(score, "numba") else "'reference'"
+        raise InputError(f"backend: expected {able} for score {score!r}, got {backend!r}")
 
 
 def runnable(backend: str, device: str) -> str:
-    """The back end that "auto" stands for on a device.
+    """Return the back end that "auto" selects on a device; check a back end given by name.
 
     Raises:
-        InputError: it cannot run there.
+        InputError: the back end cannot run on this device.
     """
     if backend == "auto":
         backend = {"cpu": "numba", "cuda": "triton"}.get(device, "reference")
     if backend == "numba" and device != "cpu":
-        raise InputError(f"backend: got 'numba' with tensors on {device}, wanted them on the cpu")
+        raise InputError(f"backend: expected tensors on the cpu for 'numba', got them on {device}")
     if backend == "triton":
         if not _HAS_TRITON:
-            raise InputError("backend: got 'triton', which is not installed; wanted it, or 'reference'")
+            raise InputError(
+                "backend: expected an installed triton package, got 'triton' without it: install it, or use "
+                "'reference'"
+            )
         if device != "cuda" and not (device == "cpu" and _INTERPRETED):
             raise InputError(
-                f"backend: got 'triton' with tensors on {device}, wanted them on a GPU "
-                "(or on the cpu with TRITON_INTERPRET=1)"
+                f"backend: expected tensors on a GPU for 'triton' (or on the cpu with TRITON_INTERPRET=1), "
+                f"got them on {device}"
             )
     return backend
 
 
 def without_transforms(chosen: str, asked: str, *tables: Tensor) -> str:
-    """The back end chosen; the reference where only it has the derivatives.
+    """Return the chosen back end, or "reference" where only it has the derivatives.
 
-    The fused ops have a backward and nothing else: a tangent would be dropped in silence.
+    The fused operators have only a backward. Without this check a forward-mode tangent would silently be
+    lost.
 
     Raises:
-        InputError: a fused back end was asked for by its name.
+        InputError: the caller named a fused back end.
     """
     if chosen == "reference" or not (torch._C._are_functorch_transforms_active() or _have_tangents(tables)):
         return chosen
     if asked != "auto":
         raise InputError(
-            f"backend: got {asked!r} under torch.func or forward-mode differentiation, wanted 'reference', "
-            "which alone has more than a backward, or 'auto', which then takes it"
+            "backend: expected 'auto' or 'reference' under torch.func or forward-mode differentiation, got "
+            f"{asked!r}, which has only a backward"
         )
     return "reference"
 
@@ -349,14 +350,14 @@ def _have_tangents(tables: tuple[Tensor, ...]) -> bool:
 
 
 def autocast_first(table: Tensor) -> Tensor:
-    """A table as PyTorch's own float32 operators take it under ``torch.autocast``; elsewhere as it is."""
+    """Cast a table to float32 under ``torch.autocast``, as PyTorch's float32 operators do."""
     device = table.device.type
     autocast = device in _AUTOCAST and torch.is_autocast_enabled(device)
     return table.float() if autocast and table.dtype in (*_NARROW, torch.float32) else table
 
 
 def _widened(table: Tensor) -> Tensor:
-    """A 16-bit table in the type of its sums; others as they are."""
+    """Cast a 16-bit table to float32, the dtype of its sums; return other tables unchanged."""
     return table.float() if table.dtype in _NARROW else table
 
 
@@ -374,7 +375,7 @@ def _fused(
     x, y = entities.contiguous(), relations.contiguous()
     if backend == "numba":
         x, y = _widened(x), _widened(y)
-        if not torch.compiler.is_compiling():  # else its passes are compiled one by one, when they are called
+        if not torch.compiler.is_compiling():  # under torch.compile, each pass compiles at its first call
             compile_together(x, y, score, context, rows)
     plan = graph.plan if backend == "numba" else graph.gpu_plan
     arguments = x, y, list(plan), mask, score, context, residual, rows, backend
@@ -382,7 +383,7 @@ def _fused(
 
 
 def compile_together(x: Tensor, y: Tensor, score: str, context: str, rows: str) -> None:
-    """Compile the CPU passes that a layer with these arguments lacks, in several processes."""
+    """Compile the missing CPU passes of a layer with these arguments, in several processes."""
     from lightcake_fast.kernels import cpu_together
 
     real = str(x.dtype).removeprefix("torch.")
@@ -448,9 +449,9 @@ def _forward_on_gpu(
 
 
 def gathered(x: Tensor, rows: str) -> Tensor | None:
-    """The copy of entities (N, d) that context triples read; None where they read the table itself.
+    """Return the rounded copy of entities (N, d) that context triples read; None if they read the table.
 
-    Of float64 rows it is as wide as they are, of the values that bfloat16 has.
+    The copy of a float64 table has bfloat16 values but is still float64.
     """
     if rows == "float32":
         return None
@@ -459,7 +460,7 @@ def gathered(x: Tensor, rows: str) -> Tensor | None:
 
 
 def _given(copy: Tensor | None) -> list[Tensor]:
-    """The last outputs of the operator: the copy, which the backward reads again."""
+    """Return the copy as last output of the operator, because the backward reads it again."""
     return [] if copy is None else [copy]
 
 
@@ -545,7 +546,7 @@ def _backward_on_gpu(
 
 
 def _without_copy(outputs: list[Tensor], rows: str) -> tuple[list[Tensor], Tensor | None]:
-    """What the forward's passes made, and the copy that triples read."""
+    """Split the forward's outputs into the results of its passes and the copy that triples read."""
     return (outputs, None) if rows == "float32" else (outputs[:-1], outputs[-1])
 
 
@@ -567,7 +568,7 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, y, plan, _, score, _, residual, rows, backend = inputs
-    ctx.set_materialize_grads(False)  # nobody asks for those of the scores and the softmax's norms
+    ctx.set_materialize_grads(False)  # scores and softmax norms never need gradients
     ctx.save_for_backward(x, y, *output, *plan)
     ctx.outputs, ctx.rest = len(output), (score, residual, rows, backend)
 
@@ -584,8 +585,10 @@ def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
 
 
 def no_second_derivative(ctx: Any, *gradients: Any) -> None:
-    """The derivative of a fused backward, which there is not."""
-    raise RuntimeError("the fused back ends are differentiable once: wanted backend='reference'")
+    """Raise ``RuntimeError``: a fused backward is not differentiable."""
+    raise RuntimeError(
+        "backend: expected 'reference' for second derivatives, got a fused back end, which has only the first"
+    )
 
 
 _context_layer_backward.register_autograd(no_second_derivative)

@@ -1,7 +1,8 @@
-"""New rows of some entities alone, of a layer with the entity context: each reads its own triples only.
+"""A context layer for some entities only, with the context "entity".
 
-A graph of these triples is cut out for them, and of it another one for the layer before. A relation's context
-has triples everywhere: with it a layer is the whole layer.
+With this context a row depends only on the triples of its entity. So a subgraph with these triples is
+enough, and the layer before it needs the triples of the subgraph's entities. The triples of one relation
+can lie anywhere in the graph, so with relation contexts every layer computes all rows.
 """
 
 from dataclasses import dataclass
@@ -21,19 +22,19 @@ from lightcake_fast.ops import compile_together
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.sharding import operator
 
-CUTTING = 80  # numbers that a layer reads for a triple in the time that cutting it out takes
+CUTTING = 80  # the cost of cutting out one triple, in numbers that a layer reads in the same time
 
 
 class Part(NamedTuple):
-    """What some entities read of a graph.
+    """The subgraph that some entities read.
 
     Attributes:
-        graph: the raw triples of which one of these entities is the head or the tail, in the graph's order,
-            over the entities that they name, in the graph's order as well.
-        triples: int64 (T',), their places in the graph.
-        off: bool (T', 2), the directions, triple and inverse, whose head is none of these entities.
-        entities: int64 (N',), the graph's entity of each.
-        rows: int64 (M,), the place among them of each entity that was asked for.
+        graph: the raw triples with at least one of these entities as head or tail. Its triples and its
+            entities are in the order of the whole graph.
+        triples: int64 (T',), the positions of these triples in the whole graph.
+        off: bool (T', 2), True masks a direction (triple, inverse): its head is not one of these entities.
+        entities: int64 (N',), the ids of the subgraph's entities in the whole graph.
+        rows: int64 (M,), the position of each requested entity in ``entities``.
     """
 
     graph: ContextGraph
@@ -54,17 +55,17 @@ def context_rows(
     rows: str = "float32",
     backend: str = "auto",
 ) -> Tensor:
-    """Some rows of ``context_layer`` with the context "entity", in the same bits.
+    """Compute some rows of ``context_layer`` with the context "entity", bitwise equal to the whole layer.
 
     Args:
         entities: the rows of the part's entities (N', d), float32 or float64.
         relations: as in ``context_layer``.
-        part: what the entities read whose new rows are wanted.
+        part: the subgraph of the requested entities.
         score: as in ``context_layer``.
-        mask: as in ``context_layer``, of the whole graph's triples.
+        mask: as in ``context_layer``, for the triples of the whole graph.
         residual: as in ``context_layer``.
         rows: as in ``context_layer``.
-        backend: as in ``context_layer``; not "triton".
+        backend: as in ``context_layer``, but not "triton".
 
     Returns:
         New rows (M, d).
@@ -90,7 +91,7 @@ def context_rows(
 
 
 class _PartialLayer(torch.autograd.Function):
-    """The entities of a part of a graph after a layer; those that were not asked for mean nothing."""
+    """The entities of a subgraph after a layer. Rows of entities that were not requested are meaningless."""
 
     @staticmethod
     def forward(
@@ -122,7 +123,7 @@ class _PartialLayer(torch.autograd.Function):
 
 @dataclass(frozen=True, eq=False)
 class _Heads:
-    """The raw triples of each entity, as head or tail: places (E,) and the bounds of entities (N + 1,)."""
+    """The raw triples of each entity, as head or tail: triple numbers (E,) and bounds per entity (N + 1,)."""
 
     triple: npt.NDArray[np.int32]
     bounds: npt.NDArray[np.int64]
@@ -132,7 +133,7 @@ _FOUND: "WeakKeyDictionary[ContextGraph, _Heads]" = WeakKeyDictionary()
 
 
 def _heads(graph: ContextGraph) -> _Heads:
-    """Those of a graph, kept as long as it lives."""
+    """Return the triples per entity of a graph, cached as long as the graph exists."""
     if graph not in _FOUND:
         ends = graph.triples.numpy()[:, ::2].T.reshape(-1).astype(np.int32)
         order = stable_order((ends, graph.num_entities))
@@ -143,16 +144,17 @@ def _heads(graph: ContextGraph) -> _Heads:
 
 
 def part_of(graph: ContextGraph, ids: Tensor, dim: int, backend: str = "auto") -> Part | None:
-    """What entities read.
+    """Cut out the subgraph that some entities read.
 
     Args:
-        graph: the whole one.
-        ids: int64 (M,), the entities, some of them more than once perhaps.
-        dim: d, of the rows that a layer will read.
+        graph: the whole graph.
+        ids: int64 (M,), the entities; repeats are allowed.
+        dim: d, the width of the rows that a layer will read.
         backend: as in ``context_layer``.
 
     Returns:
-        None on a GPU, and where they read so much of the graph that nothing is saved.
+        The subgraph. None on a GPU, and where the entities read so much of the graph that cutting saves no
+        time.
     """
     if graph.device.type != "cpu" or backend == "triton":
         return None
@@ -164,7 +166,7 @@ def part_of(graph: ContextGraph, ids: Tensor, dim: int, backend: str = "auto") -
     most = graph.num_triples * dim // (dim + CUTTING)
     if length.sum() > 2 * most:
         return None
-    near = np.zeros(graph.num_triples, bool)  # a triple takes about as long if one direction is off
+    near = np.zeros(graph.num_triples, bool)  # one masked direction saves almost no time
     before = np.cumsum(length) - length
     near[heads.triple[np.arange(length.sum()) + np.repeat(first - before, length)]] = True
     found = np.flatnonzero(near)

@@ -1,4 +1,4 @@
-"""The score functions there are, by name: the package's and a user's own, each tried when it is added."""
+"""Registry of score functions by name: the package's and the user's. Each new one is tested when added."""
 
 import importlib
 import re
@@ -27,39 +27,45 @@ __all__ = [
 ]
 
 BUILT_IN = tuple(SCORES)
-FUSED = tuple(name for name in _BLOCKS if not has_planes(_BLOCKS[name]))  # those that all kernels have
+FUSED = tuple(name for name in _BLOCKS if not has_planes(_BLOCKS[name]))  # scores that all kernels have
 _NAME = re.compile(r"[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?")
 _OF_A_MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_ENTRIES = 4  # of a column in the trial
+_ENTRIES = 4  # entries per column in the test
 
 
 def register_score(name: str, score: Any, *, replace: bool = False) -> None:
-    """Add a score function: ``context_layer``, ``LightCAKE`` and ``--score`` then know it by its name.
+    """Add a score function by name, for ``context_layer``, ``LightCAKE`` and ``--score``.
 
-    It is tried on small float64 rows first; a block's gradients are compared with autograd's.
+    The function first tests the score on small float64 rows. It compares the gradients of a block with
+    autograd.
 
     Args:
-        name: letters, digits, ``_``, ``-`` and ``.``; or ``module:NAME``, as ``--score`` calls one that lies
-            in a module.
+        name: letters, digits, ``_``, ``-`` and ``.``; or ``module:NAME``, the name that ``--score`` uses for
+            a score in a module.
         score: a ``Score`` in plain PyTorch, for the reference back end; or a block of plain functions as in
             ``lightcake_fast.kernels.scores``, for all back ends.
-        replace: let a ``Score`` take the name of an earlier one, as when a notebook's cell runs again. The
-            package's scores keep their names, and blocks for the whole process: kernels are compiled of them.
+        replace: let a ``Score`` replace an earlier one with the same name, for example when a notebook cell
+            runs again. The package's scores and blocks cannot be replaced, because kernels are compiled from
+            them.
 
     Raises:
-        InputError: the name is no name or is taken, or the score is not what it should be; the message says
-            which function, what was got and what was wanted.
+        InputError: the name is invalid or already used, or a function of the score fails its test. The
+            message names the function, the expected value and the actual one.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InputError(f"name: got {name!r}, wanted letters, digits, '_', '-' and '.', or MODULE:NAME")
+        raise InputError(f"name: expected letters, digits, '_', '-' and '.', or MODULE:NAME, got {name!r}")
     if score is not None and _BLOCKS.get(name, SCORES.get(name)) is score:
         return
     if name in (*_BLOCKS, *BUILT_IN):
         taken = ", ".join(SCORES)
-        raise InputError(f"name: got {name!r}, which is taken for good: wanted none of {taken}")
+        raise InputError(
+            f"name: expected a name other than {taken}, got {name!r}: its score cannot be replaced, so use "
+            "another name"
+        )
     if name in SCORES and not replace:
         raise InputError(
-            f"name: got {name!r}, which is taken: wanted none of {', '.join(SCORES)}, or replace=True"
+            f"name: expected a name other than {', '.join(SCORES)}, got {name!r}: use another name, or "
+            "replace=True"
         )
     try:
         if isinstance(score, Score):
@@ -74,53 +80,55 @@ def register_score(name: str, score: Any, *, replace: bool = False) -> None:
 
 
 def import_score(score: str) -> None:
-    """Register what ``module:NAME`` names; the module is found as Python does, in the working directory too.
+    """Import and register the score ``module:NAME``; Python's search path includes the working directory.
 
-    This runs the module's code: call it with what a user typed, never with what a file says.
+    This runs the module's code. Call it only with a name that the user typed, never with a name from a file.
 
     Raises:
-        InputError: there is no such module or name, or see ``register_score``.
+        InputError: the module or the name does not exist; or as ``register_score``.
     """
     if not named_by_module(score):
-        raise InputError(f"score: got {score!r}, wanted MODULE:NAME")
+        raise InputError(f"score: expected MODULE:NAME, got {score!r}")
     module, _, name = score.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     try:
         found = getattr(importlib.import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
-        raise InputError(f"score: got {score!r}, wanted MODULE:NAME that can be imported: {error}") from error
+        raise InputError(
+            f"score: expected MODULE:NAME that can be imported, got {score!r}: {error}"
+        ) from error
     register_score(score, found)
 
 
 def named_by_module(score: str) -> bool:
-    """Whether this is ``module:NAME``."""
+    """Return whether a score name has the form ``module:NAME``."""
     return _OF_A_MODULE.fullmatch(score) is not None
 
 
 def fused(score: str, backend: str) -> bool:
-    """Whether a fused back end, "numba" or "triton", has this score."""
+    """Return whether a fused back end, "numba" or "triton", has this score."""
     return score in _BLOCKS and not (backend == "triton" and has_planes(_BLOCKS[score]))
 
 
 def score_named(name: str) -> Score:
-    """The score of a name.
+    """Return the registered score with this name.
 
     Raises:
-        InputError: it is not registered.
+        InputError: no score with this name is registered.
     """
     if name in SCORES:
         return SCORES[name]
     if named_by_module(name):
         raise InputError(
-            f"score: got {name!r}, which is code: wanted it given as --score {name}, or registered "
-            "(register_score), by whoever trusts it"
+            f"score: expected a registered score, got {name!r}, which is code: if you trust it, give --score "
+            f"{name} or call register_score"
         )
-    raise InputError(f"score: got {name!r}, wanted one of {', '.join(SCORES)}")
+    raise InputError(f"score: expected one of {', '.join(SCORES)}, got {name!r}")
 
 
 class _TrialError(Exception):
-    """What a trial found."""
+    """The test of a new score failed."""
 
 
 def _rows(count: int, *shape: int) -> list[Tensor]:
@@ -129,41 +137,41 @@ def _rows(count: int, *shape: int) -> list[Tensor]:
 
 
 def _called(what: Any, name: str, shape: tuple[int, ...], *arguments: Any, columns: int = 0) -> Any:
-    """What a function of a score says: a tensor of this shape, or a tuple of ``columns`` such."""
+    """Call a function of a score; check that it returns a tensor of this shape, or ``columns`` of them."""
     if not callable(getattr(what, name, None)):
-        raise _TrialError(f"{name}: got {getattr(what, name, None)!r}, wanted a function")
+        raise _TrialError(f"{name}: expected a function, got {getattr(what, name, None)!r}")
     try:
         result = getattr(what, name)(*arguments)
-    except Exception as error:  # a user's code: it may raise anything
+    except Exception as error:  # the user's code can raise any error
         raise _TrialError(f"{name}: {type(error).__name__}: {error}") from error
     got = [getattr(value, "shape", None) for value in result] if columns else [getattr(result, "shape", None)]
     if isinstance(result, tuple) != bool(columns) or got != [shape] * max(columns, 1):
         shapes = [None if one is None else tuple(one) for one in got]
         kind = f"a tuple of {columns} of" if columns else "a tensor of"
-        raise _TrialError(f"{name}: got shapes {shapes}, wanted {kind} shape {shape}")
+        raise _TrialError(f"{name}: expected {kind} shape {shape}, got shapes {shapes}")
     return result
 
 
 def _try_score(score: Score) -> None:
     columns = score.columns
     if type(columns) is not int or columns < 1:
-        raise _TrialError(f"columns: got {columns!r}, wanted a whole number of at least 1")
+        raise _TrialError(f"columns: expected an integer of at least 1, got {columns!r}")
     d = columns * _ENTRIES * 2
     e_h, e_r, e_t = (row.requires_grad_() for row in _rows(3, 3, d))
     psi = _called(score, "psi", (3,), e_h, e_r, e_t)
     _called(score, "phi_ent", (3, d), e_r, e_t)
     _called(score, "phi_rel", (3, d), e_h, e_t)
-    _called(score, "psi", (3, 3), e_h[:, None], e_r, e_t[:, None])  # every relation of a batch of pairs
+    _called(score, "psi", (3, 3), e_h[:, None], e_r, e_t[:, None])  # B x R, as in the model
     if not psi.requires_grad:
-        raise _TrialError("psi: got a constant, wanted a function of the rows that PyTorch differentiates")
+        raise _TrialError("psi: expected a result that autograd can differentiate, got a constant")
 
 
 def _try_block(block: Any) -> None:
     if has_planes(block):
-        raise _TrialError("planes: got a block with planes, wanted a Score, in plain PyTorch")
+        raise _TrialError("planes: expected a block without planes, got planes: write a Score instead")
     columns = getattr(block, "columns", None)
     if columns not in (1, 2):
-        raise _TrialError(f"columns: got {columns!r}, wanted 1 or 2 (or a Score, for plain PyTorch)")
+        raise _TrialError(f"columns: expected 1 or 2, got {columns!r}: for other values write a Score")
     shape, number = (5, _ENTRIES), (5, 1)
     h, r, t, g, q = (
         tuple(rows) for rows in torch.stack(_rows(5 * columns, *shape)).view(5, columns, *shape).unbind()
@@ -195,5 +203,6 @@ def _try_block(block: Any) -> None:
             if not torch.allclose(value, wanted, rtol=1e-6, atol=1e-8):
                 off = (value - wanted).abs().max()
                 raise _TrialError(
-                    f"{name}: column {k} is not the gradient of psi and phi, off by up to {off:.2g}"
+                    f"{name}: expected the gradient of psi and phi, got a difference of up to {off:.2g} in "
+                    f"column {k}"
                 )

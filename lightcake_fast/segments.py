@@ -1,4 +1,4 @@
-"""Softmax over the segments of a CSR times gathered rows: the layer's core, for scores of one's own."""
+"""Softmax over CSR segments times gathered rows: the core of the layer, for scores from any source."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -28,12 +28,12 @@ _NARROW = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, eq=False)
 class Segments:
-    """M segments of entries, each entry naming one of N rows, on one device; made once, used often.
+    """M segments of E entries on one device; each entry refers to one of N rows. Make once, use many times.
 
     Attributes:
         num_segments: M.
-        num_values: N, the rows that entries name.
-        plan: index tensors of the fused passes, with the order sorted by row for the gradient.
+        num_values: N, the number of rows.
+        plan: index tensors for the fused passes, including the order by row for the gradient.
     """
 
     num_segments: int
@@ -42,56 +42,60 @@ class Segments:
 
     @classmethod
     def from_csr(cls, indptr: Tensor, index: Tensor, num_values: int) -> "Segments":
-        """Sort and cut a CSR; the segments lie on the device of ``index``.
+        """Sort a CSR and cut it into chunks; the segments lie on the device of ``index``.
 
         Args:
             indptr: int64 of shape (M + 1,): segment m holds the entries indptr[m] to indptr[m + 1].
-            index: int64 of shape (E,): the row that each entry names, repeats allowed.
-            num_values: N, above every index.
+            index: int64 of shape (E,): the row of each entry; rows can repeat.
+            num_values: N, greater than every index.
 
         Raises:
-            TypeError: what was given is no tensor.
-            ValueError: if a shape or type is wrong, the bounds do not rise from 0 to E, an index is out of
-                range or E is 2^31 or more.
+            TypeError: if an argument is not a tensor.
+            ValueError: if a shape or dtype is wrong, ``indptr`` does not rise from 0 to E, an index is out of
+                range, or E is 2^31 or more.
         """
         for name, tensor in (("indptr", indptr), ("index", index)):
             check_tensor(name, tensor)
             if tensor.dtype != torch.int64 or tensor.ndim != 1:
-                raise ValueError(f"{name}: got {tensor.dtype} {tuple(tensor.shape)}, wanted torch.int64 (n,)")
+                raise ValueError(
+                    f"{name}: expected torch.int64 (n,), got {tensor.dtype} {tuple(tensor.shape)}"
+                )
         if len(index) >= 2**31:
-            raise ValueError(f"index: got {len(index)} entries, wanted fewer than 2^31")
+            raise ValueError(f"index: expected fewer than 2^31 entries, got {len(index)}")
         bounds, rows = indptr.numpy(force=True), index.numpy(force=True)
         if not len(bounds) or bounds[0] != 0 or bounds[-1] != len(rows) or (bounds[1:] < bounds[:-1]).any():
-            raise ValueError(f"indptr: wanted bounds that rise from 0 to the {len(rows)} entries of index")
+            raise ValueError(
+                f"indptr: expected bounds that rise from 0 to {len(rows)}, the length of index, got others"
+            )
         if len(rows) and not 0 <= rows.min() <= rows.max() < num_values:
-            raise ValueError(f"index: got {rows.min()} to {rows.max()}, wanted 0 to {num_values - 1}")
+            raise ValueError(f"index: expected 0 to {num_values - 1}, got {rows.min()} to {rows.max()}")
         segments = cls(len(bounds) - 1, num_values, build_segment_plan(bounds, rows, num_values))
         return segments.to(index.device)
 
     @classmethod
     def from_edge_index(cls, edge_index: Tensor, num_nodes: int) -> "tuple[Segments, Tensor]":
-        """A segment for the edges that end in each node, naming the nodes they start from, as PyG counts.
+        """Make one segment per node from the edges that end there; entries refer to the starts, as in PyG.
 
         Args:
             edge_index: int64 of shape (2, E): starts, then ends, on one device, in any order.
-            num_nodes: N, above every node.
+            num_nodes: N, greater than every node.
 
         Returns:
-            The segments, and the order int64 (E,) in which they take the edges: ``scores[order]`` are the
-            scores of the entries for ``scores`` of the edges.
+            The segments, and the order of the edges in them, int64 (E,). For ``scores`` in the order of the
+            edges, ``scores[order]`` are the scores in the order of the entries.
 
         Raises:
-            TypeError: what was given is no tensor.
-            ValueError: if the shape or type is wrong, or a node is out of range.
+            TypeError: if ``edge_index`` is not a tensor.
+            ValueError: if the shape or dtype is wrong, or a node is out of range.
         """
         check_tensor("edge_index", edge_index)
         if edge_index.dtype != torch.int64 or edge_index.ndim != 2 or len(edge_index) != 2:
             got = f"{edge_index.dtype} {tuple(edge_index.shape)}"
-            raise ValueError(f"edge_index: got {got}, wanted torch.int64 (2, E)")
+            raise ValueError(f"edge_index: expected torch.int64 (2, E), got {got}")
         for name, nodes in zip(("starts", "ends"), edge_index, strict=True):
             if len(nodes) and not 0 <= nodes.min() <= nodes.max() < num_nodes:
                 found = f"{nodes.min()} to {nodes.max()}"
-                raise ValueError(f"{name} of edges: got {found}, wanted 0 to {num_nodes - 1}")
+                raise ValueError(f"{name} of edges: expected 0 to {num_nodes - 1}, got {found}")
         start, end = edge_index
         order = end.argsort(stable=True)
         indptr = torch.cat([end.new_zeros(1), torch.bincount(end, minlength=num_nodes).cumsum(0)])
@@ -99,16 +103,16 @@ class Segments:
 
     @property
     def num_entries(self) -> int:
-        """E, the entries of all segments."""
+        """E, the number of entries in all segments."""
         return len(self.plan.index)
 
     @property
     def device(self) -> torch.device:
-        """Where the segments lie."""
+        """The device of the segments."""
         return self.plan.index.device
 
     def to(self, device: torch.device | str) -> "Segments":
-        """The same segments on another device."""
+        """Return the same segments on another device."""
         plan = SegmentPlan(*(field.to(device) for field in self.plan))
         return Segments(self.num_segments, self.num_values, plan)
 
@@ -146,37 +150,39 @@ def segment_softmax_aggregate(
     *,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Weigh the entries of each segment by a softmax of their scores and sum the rows that they name.
+    """Sum the rows of each segment, weighted by a softmax of the segment's scores.
 
-    ``out[m] = sum of w_e values[index_e]`` over the entries e of segment m: PyTorch Geometric's ``softmax``
-    followed by ``scatter``, without a tensor of E x d and without atomics, so bitwise repeatable.
-    Differentiable in ``scores`` and ``values`` as ``context_layer``, and cast as it is under
-    ``torch.autocast``. A segment in which nothing is left gives zeros.
+    ``out[m] = sum of w_e values[index_e]`` over the entries e of segment m. This is PyTorch Geometric's
+    ``softmax`` followed by ``scatter``, without a tensor of E x d. It uses no atomics, so results are
+    bitwise repeatable. Derivatives in ``scores`` and ``values``, and ``torch.autocast``, work as in
+    ``context_layer``. A segment without unmasked entries gives zeros.
 
     Args:
-        scores: shape (E,), in the order of the entries, or (E, H) for H heads, each with a softmax of its
-            own; a score of -inf leaves its entry out.
-        values: shape (N, d), d at least 1, or (N, H, d); float64, float32, or a 16-bit type, whose sums are
-            float32. The softmax is computed in the type of the sums.
+        scores: shape (E,), in the order of the entries, or (E, H) for H heads with separate softmaxes; a
+            score of -inf masks its entry.
+        values: shape (N, d), d at least 1, or (N, H, d); float64, float32 or a 16-bit dtype. 16-bit rows
+            are summed in float32. The softmax is computed in the dtype of the sums.
         segments: the entries, on the same device.
-        mask: bool of shape (E,); True leaves the entry out, of all heads. None leaves nothing out.
-        return_weights: also return the weights.
+        mask: bool of shape (E,); True masks the entry in all heads. None masks nothing.
+        return_weights: also return the softmax weights.
         backend: as in ``context_layer``.
 
     Returns:
-        The sums (M, d) or (M, H, d), of the values' type; with ``return_weights`` also the weights, of the
-        scores' shape and type.
+        The sums (M, d) or (M, H, d), in the dtype of ``values``. With ``return_weights`` also the weights,
+        in the shape and dtype of ``scores``.
 
     Raises:
-        TypeError: an argument is no tensor, or no segments.
-        ValueError: if a shape, type, device or name is wrong, or the back end cannot run here.
+        TypeError: if an argument is not a tensor, or ``segments`` is not ``Segments``.
+        ValueError: if a shape, dtype, device or name is wrong, or the back end cannot run here.
     """
     check_tensor("scores", scores)
     check_tensor("values", values)
     if mask is not None:
         check_tensor("mask", mask)
     if not isinstance(segments, Segments):
-        raise TypeError(f"segments: got {type(segments).__name__}, wanted Segments (see Segments.from_csr)")
+        raise TypeError(
+            f"segments: expected Segments, got {type(segments).__name__}: make them with Segments.from_csr"
+        )
     scores, values = autocast_first(scores), autocast_first(values)
     backend = _checked(scores, values, segments, mask, backend)
     real = torch.float64 if values.dtype == torch.float64 else torch.float32
@@ -200,28 +206,28 @@ def segment_softmax_aggregate(
 
 
 def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | None, backend: str) -> str:
-    """Check the arguments once; returns the back end that "auto" stands for."""
+    """Check the arguments; return the back end that "auto" selects."""
     if backend not in BACKENDS:
-        raise ValueError(f"backend: got {backend!r}, wanted one of {', '.join(BACKENDS)}")
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     for name, tensor in (("scores", scores), ("values", values)):
         check_real(name, tensor)
     entries, heads = segments.num_entries, scores.shape[1:]
     if scores.ndim not in (1, 2) or len(scores) != entries or not all(heads):
-        raise ValueError(f"scores: got shape {tuple(scores.shape)}, wanted ({entries},) or ({entries}, H)")
+        raise ValueError(f"scores: expected shape ({entries},) or ({entries}, H), got {tuple(scores.shape)}")
     if values.shape[:-1] != (segments.num_values, *heads) or not values.shape[-1]:
         wanted = ", ".join(map(str, (segments.num_values, *heads)))
-        raise ValueError(f"values: got shape {tuple(values.shape)}, wanted ({wanted}, d) with d at least 1")
+        raise ValueError(f"values: expected shape ({wanted}, d) with d at least 1, got {tuple(values.shape)}")
     if max(entries, segments.num_values, segments.num_segments) * heads.numel() >= 2**31:
-        raise ValueError(f"scores: got {heads[0]} heads, too many: entries times heads are 2^31 or more")
+        raise ValueError(f"scores: expected fewer than 2^31 entries times heads, got {heads[0]} heads")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != (entries,)):
-        raise ValueError(f"mask: got {mask.dtype} {tuple(mask.shape)}, wanted torch.bool ({entries},)")
+        raise ValueError(f"mask: expected torch.bool ({entries},), got {mask.dtype} {tuple(mask.shape)}")
     for name, device in (
         ("scores", scores.device),
         ("segments", segments.device),
         ("mask", values.device if mask is None else mask.device),
     ):
         if device != values.device:
-            raise ValueError(f"{name}: got device {device}, wanted the values', {values.device}")
+            raise ValueError(f"{name}: expected the device of the values, {values.device}, got {device}")
     chosen = without_transforms(runnable(backend, values.device.type), backend, scores, values)
     if chosen == "triton":
         _check_gpu_sizes(segments, heads.numel())
@@ -229,7 +235,7 @@ def _checked(scores: Tensor, values: Tensor, segments: Segments, mask: Tensor | 
 
 
 def _check_gpu_sizes(segments: Segments, heads: int) -> None:
-    """Refuse more chunks and rows than the kernels' 32-bit places hold."""
+    """Check that the kernels' 32-bit indices can number all chunks and rows."""
     plan = segments.plan
     chunks, rows = max(len(plan.chunk), len(plan.index_chunk)), segments.num_segments * heads
     for name, got, most in (
@@ -293,7 +299,7 @@ def _aggregate_backward(
     with launching(values.device):
         slope, grad_values, w = kernels.backward(g.to(values.dtype), s, values, out, norm, order)
         if c is not None:
-            # what the weights' own gradient adds: its weighted mean is one more sum of the same kind
+            # the gradient of the returned weights needs its weighted mean, another sum of the same kind
             itself = torch.arange(len(s), dtype=torch.int32, device=s.device)
             mean, _ = kernels.forward(s, c[..., None].contiguous(), order._replace(index=itself), len(norm))
             slope += w * (c - mean[..., 0].index_select(0, order.segment))
@@ -316,7 +322,7 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     s, values, plan, _, with_weights, backend = inputs
-    ctx.set_materialize_grads(False)  # nobody asks for those of the norms
+    ctx.set_materialize_grads(False)  # norms never need gradients
     ctx.save_for_backward(s, values, output[0], output[1], *plan)
     ctx.with_weights, ctx.backend = with_weights, backend
 
@@ -324,7 +330,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     s, values, out, norm, *plan = ctx.saved_tensors
     g, _, c = gradients
-    c = c if ctx.with_weights else None  # else of an empty tensor, which stands for the weights
+    c = c if ctx.with_weights else None  # without weights, the output is an empty tensor
     g = torch.zeros_like(out) if g is None else g.contiguous()
     grad_s, grad_values = _aggregate_backward(g, c, s, values, out, norm, plan, ctx.backend)
     return grad_s, grad_values, [None] * len(plan), None, None, None

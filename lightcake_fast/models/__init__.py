@@ -1,4 +1,4 @@
-"""Models that rank the relations of a pair of entities."""
+"""Models that score relations and entities."""
 
 from lightcake_fast.models.a2n import A2N
 from lightcake_fast.models.base import RelationModel

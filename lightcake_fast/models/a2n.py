@@ -1,4 +1,4 @@
-"""An attention baseline after A2N: neighbours weighed by learned projections, and DistMult behind it."""
+"""An attention baseline after A2N: learned projections weight the neighbors, DistMult scores the result."""
 
 from typing import Any
 
@@ -13,20 +13,20 @@ from lightcake_fast.models.weights import xavier
 from lightcake_fast.segments import segment_softmax_aggregate
 from lightcake_fast.sharding.layer import AnyGraph, with_halo
 
-_BLOCK = 4096  # triples whose rows are at hand at once
+_BLOCK = 4096  # triples per block of rows
 
 
 class A2N(RelationModel):
-    """One round of attention: e_h' = W_s e_h + W_a sum of alpha n over the neighbours of h.
+    """One round of attention: e_h' = W_s e_h + W_a sum of alpha n over the neighbors of h.
 
-    n = W_r e_r + W_t e_t for a context triple (h, r, t), and alpha is the softmax over h's context of
-    <e_h, n> / sqrt(d). A re-implementation: in the paper the attention also sees the relation that is asked
-    about, which here is the answer. Holds no tensor of a row for each context triple.
+    n = W_r e_r + W_t e_t for a context triple (h, r, t), and alpha is the softmax over h's context of <e_h,
+    n> / sqrt(d). This model differs from the paper: there the attention also depends on the queried relation,
+    which in relation prediction is the answer. The model makes no tensor with one row per context triple.
 
     Args:
         num_entities: N.
-        num_relations: R, raw relations; inverses have rows of their own.
-        options: those of ``RelationModel``.
+        num_relations: R, raw relations; inverses have separate rows.
+        options: the options of ``RelationModel``.
 
     Shapes:
         ``entities`` (N, d); ``relations`` (2R, d); ``of_relation``, ``of_tail``, ``of_self`` and
@@ -66,7 +66,7 @@ class A2N(RelationModel):
 
 
 class _Products(torch.autograd.Function):
-    """<x_h, a_r + b_t> of every context triple, (E,), those of a head side by side: in blocks of triples."""
+    """<x_h, a_r + b_t> of every context triple, (E,), sorted by head, computed in blocks of triples."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, found: Neighbours) -> Tensor:
@@ -88,6 +88,6 @@ class _Products(torch.autograd.Function):
         dx += sum_rows(b, order.tail, found.head_bounds, g)
         heads, of_entry = found.group_head[found.group], g.index_select(0, order.place)
         da = sum_rows(x, heads, found.relation_bounds, of_entry)
-        # the triples with a tail are the inverses of those with it as head
+        # the triples with tail t are the inverses of the triples with head t
         db = sum_rows(x, order.tail, found.head_bounds, g.index_select(0, order.inverse))
         return dx, da, db, None

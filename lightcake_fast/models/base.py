@@ -1,4 +1,4 @@
-"""What every model shares: the two tables, the options against learning by heart, scores of all answers."""
+"""The base class of all models: the two tables, the regularization options, and the scores of all answers."""
 
 import math
 from typing import Any
@@ -28,38 +28,39 @@ from lightcake_fast.sharding.layer import AnyGraph, Shard
 
 
 class RelationModel(nn.Module):
-    """Entity and relation tables, a score for every raw relation of a pair and every entity of (h, r, ?).
+    """Entity and relation tables with scores for relation prediction and entity prediction.
 
-    A model says how it refines the tables (``_encode``), how it scores a pair (``_score``) and with which
-    score it ranks entities (``entity_score``); each is written once for training and evaluation.
+    A subclass defines how to refine the tables (``_encode``), how to score a pair (``_score``), and which
+    score ranks entities (``entity_score``). Training and evaluation share this code.
 
     Args:
         num_entities: N.
         num_relations: R, raw relations.
-        dim: d, the real numbers in an entity's row.
-        relation_rows: rows of the relation table; None for R.
-        angles: the relation table holds angles, at first uniform, which are read as rotations of complex
-            numbers: a row is their d/2 cosines, then their sines. Input dropout leaves them as they are.
-        planes: relations have normals, of length one where they are read, for a score that projects entities
-            (see ``Score``). Input dropout leaves them as they are.
-        relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
-            nothing else is known by how frequent the relations are.
-        input_dropout: share of the entries of both tables that is zeroed before they are refined, the
-            others scaled up: hinders learning the training triples by heart.
-        row_dropout: share of the entity rows that is zeroed before they are refined, without scaling:
-            makes the model read an entity off its context.
-        unseen_rate: share of the training pairs whose head or tail (half each) is replaced after the
-            refinement by a learned vector, which in evaluation stands for every entity that has no
-            training triple. 0 has no such vectors.
-        profile: "score" adds to the rows of head and tail what their relations say, counted over the graph
-            (see ``RelationProfile``); "both" adds such a term to all entity rows before they are refined as
-            well, so that context carries the profiles of neighbours; "none" does neither.
-        links: add to a pair's scores what the relations that are known to join it say (see ``Links``).
-        paths: likewise the paths of two triples that join it (see ``Paths``).
-        has_context: whether the model refines the entity rows, without which profile "both" is refused.
-        inverses: give inverse relations rows of their own, 2R in all: questions for heads ask with them.
-        generator: source of the initial values.
-        dtype: floating-point type of the parameters.
+        dim: d, the number of real values in an entity row.
+        relation_rows: number of rows in the relation table; None for R.
+        angles: the relation table holds angles with uniform initial values. They are read as rotations of
+            complex numbers: a row is d/2 cosines, then d/2 sines. Input dropout does not change them.
+        planes: relations have normals, scaled to length one where they are read, for a score that projects
+            entities (see ``Score``). Input dropout does not change them.
+        relation_bias: learn a bias per raw relation, which is added to its score. It ranks pairs without
+            other information by the frequency of the relations.
+        input_dropout: dropout rate of the entries of both tables before they are refined, with rescaling. It
+            reduces overfitting.
+        row_dropout: share of the entity rows that is set to zero before the refinement, without rescaling.
+            The model then has to predict these entities from their context.
+        unseen_rate: share of the training pairs in which a learned vector replaces the refined head or tail
+            (half each). In evaluation this vector stands for every entity without a training triple. With 0
+            there are no such vectors.
+        profile: "score" adds a term to the rows of head and tail in the score: the counts of their relations
+            in the graph (see ``RelationProfile``). "both" also adds such a term to all entity rows before the
+            refinement, so that the context includes the profiles of neighbors. "none" adds nothing.
+        links: add a term to the scores of a pair for the known relations between its entities (see
+            ``Links``).
+        paths: add a term to the scores of a pair for the paths of two triples that join it (see ``Paths``).
+        has_context: whether the model refines the entity rows; profile "both" requires it.
+        inverses: give inverse relations separate rows, 2R in all; questions for heads use them.
+        generator: random generator for the initial values.
+        dtype: floating-point dtype of the parameters.
 
     Shapes:
         ``entities`` (N, d); ``relations`` (relation_rows, d), or d/2 with ``angles``; ``relation_bias`` (R,);
@@ -98,10 +99,10 @@ class RelationModel(nn.Module):
         shares = {"input_dropout": input_dropout, "row_dropout": row_dropout, "unseen_rate": unseen_rate}
         for name, share in shares.items():
             if not 0 <= share < 1:
-                raise ValueError(f"{name}: got {share}, wanted at least 0 and below 1")
+                raise ValueError(f"{name}: expected 0 <= value < 1, got {share}")
         check_choice("profile", profile, PROFILES)
         if profile == "both" and not has_context:
-            raise InputError("profile: got 'both' without context layers, wanted 'none' or 'score'")
+            raise InputError("profile: expected 'none' or 'score' without context layers, got 'both'")
         self.num_relations, self.has_context, self.angles = num_relations, has_context, angles
         self.input_dropout, self.row_dropout, self.unseen_rate = input_dropout, row_dropout, unseen_rate
         self.entities = xavier(num_entities, dim, generator=generator, dtype=dtype)
@@ -136,15 +137,15 @@ class RelationModel(nn.Module):
         backend: str = "auto",
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The tables as pairs are scored with them: after dropout in training, the profile and the context.
+        """Return the tables for scoring: after dropout in training, the input profile and the context.
 
         Args:
             graph: the context.
-            mask: bool (T,), the graph's triples to leave out with their inverses, or None.
-            generator: source of the dropout in training.
+            mask: bool (T,), the graph's triples to mask together with their inverses, or None.
+            generator: random generator for the dropout in training.
             backend: as in ``context_layer``.
-            rows: int64 (M,), the entities whose rows are wanted, some of them more than once perhaps: what
-                only the others need is left out. None stands for all in order.
+            rows: int64 (M,), the entities to compute; repeats are allowed. Work that only other entities need
+                is skipped. None computes all entities in order.
 
         Returns:
             Entities (N, d), or (M, d), and relations (relation_rows, d).
@@ -157,12 +158,12 @@ class RelationModel(nn.Module):
     def refine_shard(
         self, shard: Shard, mask: Tensor | None, draws: NumberedDraws | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """``refine`` of a model that has a shard's own entity rows, with all ranks.
+        """``refine`` for a model with only the own entity rows of a shard; all ranks must call it.
 
         Args:
             shard: the rank's part of the context.
-            mask: bool (T,), of the triples that the shard holds, or None.
-            draws: source of the dropout in training.
+            mask: bool (T,), for the triples that the shard holds, or None.
+            draws: random source for the dropout in training.
             backend: as in ``context_layer``.
 
         Returns:
@@ -176,16 +177,16 @@ class RelationModel(nn.Module):
         mask: Tensor | None = None,
         generator: Generator | NumberedDraws | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The tables that the first layer is given; arguments as in ``refine``.
+        """Return the input tables of the first layer; arguments as in ``refine``.
 
-        Of a model that has a shard's own rows, the graph is the shard's, which goes on with the halo.
+        For a model with the own rows of a shard, the graph is the shard's graph, over own and halo rows.
         """
         entities: Tensor = self.entities
         relations: Tensor = self.relations
         draws = generator if isinstance(generator, NumberedDraws) else SequentialDraws(generator)
         if self.training and self.input_dropout:
             entities = draws.dropout(entities, self.input_dropout, "entities")
-            if not self.angles:  # an angle scaled up is another one
+            if not self.angles:  # scaling an angle would change the rotation
                 relations = draws.dropout(relations, self.input_dropout, "relations")
         if self.angles:
             relations = torch.cat([relations.cos(), relations.sin()], 1)
@@ -197,7 +198,7 @@ class RelationModel(nn.Module):
         return entities, relations
 
     def read_relations(self, relations: Tensor) -> Tensor:
-        """What a score reads of relations: their rows, raw or all, or with planes [r | normal] (.., 2 d)."""
+        """Return the relation rows that a score reads: raw or all, or with planes [r | normal] (.., 2 d)."""
         return relations if self.normals is None else with_normals(relations, self.normals[: len(relations)])
 
     def evidence(
@@ -207,19 +208,20 @@ class RelationModel(nn.Module):
         targets: Tensor | None = None,
         numbers: Tensor | None = None,
     ) -> Evidence | None:
-        """What the profile, links and paths of pairs are made of; None for a model without these terms.
+        """Return the inputs of the profile, links and paths of pairs; None for a model without these terms.
 
         Args:
             graph: the context.
-            pairs: int64 or int32 (B, 2) of (head, tail); N stands for an entity of which nothing is known.
-            targets: int64 (B,), in training: the pairs are the graph's triples with these relations, and
-                each is left out of its own evidence, which else holds the answer.
-            numbers: int64 (B,), of these triples, where they are known: their paths are counted once for all.
+            pairs: int64 or int32 (B, 2) of (head, tail); N stands for an unseen entity.
+            targets: int64 (B,), in training: the pairs are the graph's triples with these relations. Each
+                triple is excluded from the evidence of its pair, to avoid label leakage.
+            numbers: int64 (B,), positions of these triples in the graph, if known. Their paths are then
+                counted only once per graph.
         """
         if not self.has_terms:
             return None
         found, dtype = evidence_of(graph), self.entities.dtype
-        pairs = pairs.long()  # a data set's ids are narrower, and pairs are numbered by N^2
+        pairs = pairs.long()  # ids of a data set can be int32, and pair numbers go up to N^2
         evidence = found.of_pairs(pairs, dtype, targets)
         if self.paths is None:
             return evidence
@@ -229,7 +231,7 @@ class RelationModel(nn.Module):
 
     @property
     def has_terms(self) -> bool:
-        """Whether scores have terms that are made of evidence."""
+        """Whether scores have terms that need evidence."""
         return any(term is not None for term in (self.profile, self.links, self.paths))
 
     def relation_scores(
@@ -244,21 +246,21 @@ class RelationModel(nn.Module):
         """Score every raw relation for each pair.
 
         Args:
-            refined: what ``refine`` returned.
+            refined: the result of ``refine``.
             pairs: int64 (B, 2) of (head, tail).
-            evidence: what ``evidence`` returned for these pairs.
-            seen: bool (N,), True where an entity has a training triple; in evaluation the others are
-                replaced by the learned vectors, where the model has them.
-            generator: source of the random replacement in training.
+            evidence: the result of ``evidence`` for these pairs.
+            seen: bool (N,), True where an entity has a training triple. In evaluation the learned vectors
+                replace the other entities, if the model has these vectors.
+            generator: random generator for the replacement in training.
 
         Returns:
             Scores (B, R), the logits of p(r | h, t).
 
         Raises:
-            ValueError: if the model has a profile, links or paths and no evidence is given.
+            ValueError: if the model has a profile, links or paths and ``evidence`` is None.
         """
         entities, relations = refined
-        # one gather: its gradient is a table of N rows, which an embedding sums without atomics on a GPU too
+        # one gather for both sides: its gradient has N rows. The embedding sums it without atomics on a GPU
         rows = functional.embedding(pairs.T.reshape(-1), entities)
         unknown = None
         if not self.training and self.unknown_head is not None and seen is not None:
@@ -277,14 +279,14 @@ class RelationModel(nn.Module):
         generator: Generator | None = None,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The mean cross-entropy of the relations of B pairs; memory as in ``pair_loss``.
+        """Return the mean cross-entropy over the relations of B pairs; memory as in ``pair_loss``.
 
         Args:
-            refined: the rows of the heads, then those of the tails (2B, d), and the relations.
+            refined: the rows of the heads, then the rows of the tails (2B, d), and the relations.
             targets: int64 (B,), the relations.
             evidence: as in ``relation_scores``.
             generator: as in ``relation_scores``.
-            label_smoothing: the share of a target's weight that goes to all relations alike.
+            label_smoothing: the share of the target weight that is spread evenly over all relations.
 
         Raises:
             ValueError: as ``relation_scores``.
@@ -300,12 +302,12 @@ class RelationModel(nn.Module):
         unknown: tuple[Tensor, Tensor] | None,
         generator: Generator | None,
     ) -> tuple[Tensor, Tensor]:
-        """Heads and tails as they take part in scores, of their refined rows (2B, d).
-
-        ``unknown`` says which heads and which tails are, bool (B,) each; in training they are drawn.
-        """
+        """Split refined rows (2B, d) into heads and tails for the score; `unknown` marks replaced ones."""
         if evidence is None and self.has_terms:
-            raise ValueError("evidence: got None, wanted the pairs' evidence for profile, links and paths")
+            raise ValueError(
+                "evidence: expected the evidence of the pairs for profile, links and paths, got None: call "
+                "the model's evidence()"
+            )
         heads, tails = rows.chunk(2)
         if self.unknown_head is not None and self.training:
             unknown = self.unknowns(torch.rand(len(heads), generator=generator, device=heads.device))
@@ -314,22 +316,22 @@ class RelationModel(nn.Module):
         return heads, self.rows_of("tail", tails, no_tail, evidence and evidence.tail)
 
     def unknowns(self, draw: Tensor) -> tuple[Tensor, Tensor]:
-        """Which heads and tails the learned vectors replace in training: bool (B,) each.
+        """Choose the heads and tails that the learned vectors replace in training: bool (B,) each.
 
         Args:
-            draw: a random number in [0, 1) for each pair (B,).
+            draw: a random number in [0, 1) per pair (B,).
         """
         no_head = draw < self.unseen_rate / 2
         return no_head, (draw < self.unseen_rate) & ~no_head
 
     def rows_of(self, side: str, rows: Tensor, unknown: Tensor | None, evidence: Weighed | None) -> Tensor:
-        """Rows as they take part in scores.
+        """Return rows as the score uses them.
 
         Args:
             side: "head" or "tail".
             rows: refined rows (B, d).
-            unknown: bool (B,), which are replaced by the side's learned vector; or None.
-            evidence: that of the side, where the model has a profile.
+            unknown: bool (B,), True replaces the row by the learned vector of the side; or None.
+            evidence: the evidence of the side, if the model has a profile.
         """
         vector = self.unknown_head if side == "head" else self.unknown_tail
         if unknown is not None and vector is not None:
@@ -339,28 +341,28 @@ class RelationModel(nn.Module):
         return rows
 
     def joined(self, links: Weighed, paths: PathKinds | None = None) -> Tensor | None:
-        """The rows (B, d) of what joins pairs, whose products with the relations' add to the scores.
+        """Return rows (B, d) for the links and paths of pairs, to multiply with relation rows.
 
-        None for a model with neither links nor paths; arguments as in ``Evidence``.
+        A model without links and paths returns None; arguments as in ``Evidence``.
 
         Raises:
-            ValueError: if the model has paths and none are given.
+            ValueError: if the model has paths and ``paths`` is None.
         """
         rows = None if self.links is None else self.links.of(links)
         if self.paths is None:
             return rows
         if paths is None:
-            raise ValueError("paths: got None, wanted those of the pairs for a model that counts them")
+            raise ValueError("paths: expected the paths of the pairs for a model with paths, got None")
         return self.paths.of(paths) if rows is None else rows + self.paths.of(paths)
 
     def pair_scores(self, heads: Tensor, tails: Tensor, relations: Tensor, joined: Tensor | None) -> Tensor:
-        """Scores (B, R) of what ``rows_of`` made of heads and tails.
+        """Return scores (B, R) for heads and tails from ``rows_of``.
 
         Args:
             heads: (B, d).
             tails: (B, d).
             relations: refined, in the shape of their table.
-            joined: what ``joined`` returned, where the model has such terms.
+            joined: the result of ``joined``, if the model has such terms.
         """
         return self._scores(heads, tails, relations[: self.num_relations], joined)
 
@@ -373,9 +375,10 @@ class RelationModel(nn.Module):
         targets: Tensor,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The sum of the cross-entropies of targets, int64 (B,); other arguments as in ``pair_scores``.
+        """Return the summed cross-entropy of targets, int64 (B,); other arguments as in ``pair_scores``.
 
-        Scores of more than ``blocks.BLOCK`` numbers are made and differentiated in blocks of pairs.
+        Scores with more than ``blocks.BLOCK`` intermediate values are computed and differentiated in blocks
+        of pairs.
         """
         split = [heads, tails, targets, *([] if joined is None else [joined])]
 
@@ -391,13 +394,13 @@ class RelationModel(nn.Module):
 
     @property
     def entries(self) -> int:
-        """The numbers of which the scores of one pair are made."""
+        """The number of intermediate values in the scores of one pair."""
         return self.num_relations
 
     def _scores(self, heads: Tensor, tails: Tensor, relations: Tensor, joined: Tensor | None) -> Tensor:
-        """Scores (B, R), given the raw relations alone."""
+        """Return scores (B, R), given only the raw relations."""
         product = PRODUCTS.get(self.entity_score or "")
-        if joined is not None and product is not None:  # one matrix product for both
+        if joined is not None and product is not None:  # one matrix product for both terms
             scores = (product(heads, tails) + joined) @ relations.T
         else:
             scores = self._score(heads, relations, tails)
@@ -405,10 +408,10 @@ class RelationModel(nn.Module):
         return scores if self.relation_bias is None else scores + self.relation_bias
 
     def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
-        """Score every entity as the answer of each question.
+        """Score every entity as the answer to each question.
 
         Args:
-            refined: what ``refine`` returned.
+            refined: the result of ``refine``.
             questions: int64 (B, 2) of (entity, relation): (h, r) asks for tails, (t, r + R) for heads.
 
         Returns:
@@ -427,9 +430,9 @@ class RelationModel(nn.Module):
         question: Tensor,
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """The mean cross-entropy of answers, int64 (M,), to the questions numbered ``question``, int64 (M,).
+        """Return the mean cross-entropy of answers, int64 (M,), to questions number ``question``, int64 (M,).
 
-        Never holds more scores than ``blocks.KEPT``; other arguments as in ``entity_scores``.
+        It keeps at most ``blocks.KEPT`` scores in memory; other arguments as in ``entity_scores``.
         """
         return cross_entropy(self._asked(refined, questions), refined[0], answers, question, label_smoothing)
 
@@ -440,27 +443,29 @@ class RelationModel(nn.Module):
         return self.ask(heads, questions[:, 1], relations, spread)
 
     def ask(self, heads: Tensor, asked: Tensor, relations: Tensor, spread: Spread | None) -> Questions:
-        """Questions for entities.
+        """Prepare questions for entities.
 
         Args:
             heads: refined rows (B, d).
             asked: int64 (B,), the relations: r for tails, r + R for heads.
             relations: refined, (2R, d).
-            spread: of the entities among which answers are sought, where their score measures distances.
+            spread: the spread of the candidate entities, for a score that measures distances.
 
         Raises:
             InputError: if the model does not rank entities.
         """
         if self.entity_score is None:
-            raise InputError(f"model: {type(self).__name__} does not rank entities")
+            raise InputError(
+                f"model: expected one that ranks entities, got {type(self).__name__}, which does not"
+            )
         if len(relations) < 2 * self.num_relations:
-            raise InputError("model: got one without rows of inverse relations, wanted inverses=True")
+            raise InputError("model: expected inverses=True, got a model without rows for inverse relations")
         return ask(self.entity_score, heads, functional.embedding(asked, relations), spread)
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """The tables after the context, of a shard own rows; a model without one leaves them as they are."""
+        """Return the tables after the context, for a shard the own rows; without context, the inputs."""
         return entities, relations
 
     def _encode_rows(
@@ -472,10 +477,10 @@ class RelationModel(nn.Module):
         backend: str,
         rows: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The rows of some entities after the context, int64 (M,), and all relations."""
+        """Return the rows of some entities, int64 (M,), after the context, and all relations."""
         entities, relations = self._encode(entities, relations, graph, mask, backend)
         return functional.embedding(rows, entities), relations
 
     def _score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        """Scores (B, R) of heads and tails (B, d) with all R raw relations."""
+        """Return scores (B, R) of heads and tails (B, d) with all R raw relations."""
         raise NotImplementedError

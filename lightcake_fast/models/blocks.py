@@ -1,4 +1,4 @@
-"""The budget of scores: what a batch holds of them at once does not grow with the batch or the answers."""
+"""Memory limit for scores: blocks keep it independent of the batch size and the number of answers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,17 +8,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-BLOCK = 2**22  # numbers that a block of scores is made of, 16 MiB in float32
-KEPT = 2**25  # scores of all entities that are kept for the backward; more are computed again, block by block
+BLOCK = 2**22  # numbers per block of scores, 16 MiB in float32
+KEPT = 2**25  # maximum number of entity scores kept for the backward; further blocks are recomputed
 
 
 def block_size(entries: int) -> int:
-    """The rows of a block, if the scores of each are made of so many numbers."""
+    """Return the number of rows per block, for `entries` intermediate values per row."""
     return max(1, BLOCK // max(1, entries))
 
 
 def computed_again(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function without randomness returns; the backward calls it again and keeps nothing of it."""
+    """Call a function without randomness; the backward recomputes it and keeps no intermediate values."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
@@ -29,14 +29,15 @@ def sum_over_blocks(
     whole: Sequence[Tensor],
     weights: Sequence[Tensor],
 ) -> Tensor:
-    """The sum of a function over blocks of rows, with its gradient at once: nothing else of a block is kept.
+    """Sum a function over blocks of rows, and compute its gradient at once, to free each block's memory.
 
     Args:
-        function: of a block of each of ``split`` and of all of ``whole``, without randomness; a scalar.
-        size: rows of a block.
-        split: tensors of B rows; those of floating-point numbers get a gradient.
-        whole: tensors that get one as well.
-        weights: leaves that the function knows of itself and that get one if they take part.
+        function: returns a scalar for a block of each tensor in ``split`` and all of ``whole``; it must not
+            use random numbers.
+        size: rows per block.
+        split: tensors of B rows; floating-point tensors get a gradient.
+        whole: tensors that each block reads completely; they get a gradient too.
+        weights: leaf tensors that the function uses directly; they get a gradient if they take part.
 
     Returns:
         A scalar, differentiable once.
@@ -47,10 +48,9 @@ def sum_over_blocks(
 
 
 class _BlockSum(torch.autograd.Function):
-    """A block is differentiated when it is made.
+    """Differentiate a block as soon as it is computed.
 
-    Tensors of its size that come and go between small ones that stay would leave holes in the memory of a
-    CPU, as many as blocks.
+    Otherwise large temporary tensors alternate with small ones that stay, and this fragments CPU memory.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Where training draws what it drops: from a generator, number after number, or by the numbers of rows."""
+"""Random numbers for dropout in training: from a generator in sequence, or from a hash of row numbers."""
 
 import numpy as np
 import torch
@@ -6,33 +6,33 @@ from torch import Generator, Tensor
 
 
 class SequentialDraws:
-    """What a generator gives; None is PyTorch's own."""
+    """Random numbers from a generator; None is PyTorch's default generator."""
 
     def __init__(self, generator: Generator | None) -> None:
         self._generator = generator
 
     def dropout(self, table: Tensor, share: float, which: str) -> Tensor:
-        """A table (N, d), "entities" or "relations", a share of its entries zeroed and the others scaled up.
+        """Apply dropout with rescaling to a table (N, d), "entities" or "relations".
 
-        Not ``torch.nn.functional.dropout``, which takes no generator.
-        Sixteen random bits an entry, four entries a draw: drawing a float for each took longer than a layer.
+        ``torch.nn.functional.dropout`` does not accept a generator. This one uses 16 random bits per entry,
+        four entries per draw: a float per entry took longer than a layer.
         """
         draws = torch.empty(-(-table.numel() // 4), dtype=torch.int64, device=table.device)
         bits = draws.random_(-(2**63), None, generator=self._generator).view(torch.int16)
         return _kept(table, bits[: table.numel()].view_as(table), share)
 
     def without_rows(self, entities: Tensor, share: float) -> Tensor:
-        """Entity rows (N, d), a share of which is zeroed."""
+        """Set a share of the entity rows (N, d) to zero."""
         return entities * torch.empty_like(entities[:, :1]).bernoulli_(1 - share, generator=self._generator)
 
 
 class NumberedDraws:
-    """What a hash gives of a seed and the number of a row: the same for a row wherever it lies.
+    """Random numbers from a hash of a seed and a row number: a row gets the same numbers on every rank.
 
-    Processes that have rows of a table each then draw what one would that has them all.
+    So processes that each hold some rows of a table together draw the same numbers as a single process.
 
     Args:
-        rows: int64 (n,), the numbers of the entities whose rows are here.
+        rows: int64 (n,), the entity numbers of the rows here.
 
     Source: SplitMix64, Steele et al., OOPSLA 2014.
     """
@@ -42,7 +42,7 @@ class NumberedDraws:
         self._seed: tuple[int, ...] = ()
 
     def seed(self, *numbers: int) -> None:
-        """What the following draws depend on: the run's seed, the epoch and the step."""
+        """Set the seed of the next draws: the run's seed, the epoch and the step."""
         self._seed = numbers
 
     def dropout(self, table: Tensor, share: float, which: str) -> Tensor:
@@ -56,20 +56,20 @@ class NumberedDraws:
         return entities * (self._uniform(2, self._rows) >= share)[:, None]
 
     def of_triples(self, numbers: Tensor) -> Tensor:
-        """A number in [0, 1) for each triple, float64 (K,), by the triples' numbers."""
+        """Return a number in [0, 1) per triple, float64 (K,), from the triple numbers."""
         return self._uniform(3, numbers)
 
     def _uniform(self, stream: int, numbers: Tensor) -> Tensor:
         return (self._bits(stream, numbers, 1)[:, 0] >> 11 & (2**53 - 1)).double() * 2.0**-53
 
     def _bits(self, stream: int, numbers: Tensor, words: int) -> Tensor:
-        """Random int64 (n, words)."""
+        """Return random int64 (n, words)."""
         start = int(np.random.SeedSequence((*self._seed, stream)).generate_state(1, np.uint64)[0]) - 2**63
         row = _mixed(numbers * _GOLDEN + start)
         return _mixed(row[:, None] + torch.arange(1, words + 1, device=numbers.device) * _GOLDEN)
 
 
-_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # constants of SplitMix64 as int64, whose products wrap
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # constants of SplitMix64 as int64; products wrap around
 
 
 def _mixed(x: Tensor) -> Tensor:
@@ -79,8 +79,5 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _kept(table: Tensor, bits: Tensor, share: float) -> Tensor:
-    """A table without the entries whose 16 bits are among the lowest ``share``.
-
-    Multiplying by a bool takes a quarter of the time of ``masked_fill`` on a CPU.
-    """
+    """Zero the entries with random bits below ``share``; a product is faster than ``masked_fill`` on CPUs."""
     return table * (bits >= round(share * 2**16) - 2**15) * (1 / (1 - share))

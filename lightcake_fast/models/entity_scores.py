@@ -1,7 +1,7 @@
-"""Questions (h, r, ?): the scores of all entities for each, and their cross-entropy, in blocks of entities.
+"""Questions (h, r, ?): scores of all entities and their cross-entropy, in blocks of entities.
 
-The tail side of a triple asks (h, r, ?), the head side (t, r⁻¹, ?). One matrix product scores a block:
-that of the entities with a point that the question alone decides, or, for a distance, of the expanded square.
+The tail side of a triple asks (h, r, ?), the head side (t, r⁻¹, ?). One matrix product scores a block of
+entities. Its other factor is a point per question, or, for a distance, comes from the expanded square.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,25 +18,25 @@ from lightcake_fast.scores import score_named
 
 
 class Questions(Protocol):
-    """B questions, ready to be compared with entities."""
+    """B questions, prepared for comparison with entities."""
 
     @property
     def entries(self) -> int:
-        """The numbers that scoring one entity takes."""
+        """The number of intermediate values per scored entity."""
 
     def scores(self, entities: Tensor) -> Tensor:
-        """Scores (B, n) of entities (n, d)."""
+        """Return scores (B, n) of entities (n, d)."""
 
     def score_of(self, entities: Tensor, question: Tensor) -> Tensor:
-        """Scores (M,) of entities (M, d), each for the one question numbered there, int64 (M,)."""
+        """Return scores (M,) of entities (M, d); entity m answers question ``question[m]``, int64 (M,)."""
 
     def log_sums(self, entities: Tensor) -> tuple[Tensor, Tensor]:
-        """The log of the sum of exp of all scores, and their sum, each (B,), of all entities (N, d)."""
+        """Return the log-sum-exp of all scores, and their sum, each (B,), over all entities (N, d)."""
 
 
 @dataclass(frozen=True)
 class _Products:
-    """Scores that are a product: points (B, d)."""
+    """Scores that are a product with points (B, d)."""
 
     points: Tensor
 
@@ -56,14 +56,14 @@ class _Products:
 
 
 class Spread(NamedTuple):
-    """Where all entities lie: their mean (d,), and the largest square of a distance from there, a scalar."""
+    """The mean of all entities (d,), and the largest squared distance from it, a scalar."""
 
     centre: Tensor
     largest: Tensor
 
     @classmethod
     def of(cls, entities: Tensor) -> "Spread":
-        """That of rows (N, d)."""
+        """Compute the spread of rows (N, d)."""
         rows = entities.detach()
         centre = rows.mean(0)
         largest = [_squares(block - centre).max() for block in _blocks(rows.shape[1], rows)]
@@ -72,10 +72,11 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class _Distances:
-    """Scores that are a negative distance: points (B, d), and where the entities lie.
+    """Scores that are a negative distance from points (B, d), with the spread of the entities.
 
-    ||q - e||² = |q|² + |e|² - 2 <q, e>, whose terms cancel where q and e are close: lengths are taken from
-    the entities' mean, and a square below what rounding makes of it counts as that, with gradient zero.
+    In ||q - e||² = |q|² + |e|² - 2 <q, e> the terms cancel where q and e are close. So q and e are taken
+    relative to the mean of the entities. A square below its rounding error is set to this error, with
+    gradient zero.
     """
 
     points: Tensor
@@ -101,7 +102,7 @@ class _Distances:
         return found
 
     def _floor(self, points: Tensor) -> Tensor:
-        """What rounding makes of a square whose terms cancel, (B, 1), more than zero."""
+        """Return the rounding error of a square with terms that cancel, (B, 1), greater than zero."""
         kind = torch.finfo(points.dtype)
         largest = _squares(points.detach())[:, None] + self.spread.largest
         return (4 * kind.eps * largest).clamp_min(kind.tiny)
@@ -113,7 +114,7 @@ def _squares(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Psi:
-    """A score that is known triple by triple: holds a tensor of B x n x d."""
+    """A score without a matrix product: uses a tensor of B x n x d."""
 
     psi: Callable[[Tensor, Tensor, Tensor], Tensor]
     heads: Tensor
@@ -141,12 +142,12 @@ class _Psi:
 
 
 class _LogSums(torch.autograd.Function):
-    """``log_sums`` of points (B, d) with entities (N, d), by their product or their negative distance.
+    """``log_sums`` of points (B, d) with entities (N, d), for products or negative distances.
 
-    Squares of distances are at least those of ``floor`` (B, 1); None takes products.
+    ``floor`` (B, 1) is the minimum of squared distances; None selects products.
 
-    A block of scores lies in one buffer, whatever N: tensors of its size that come and go between small ones
-    that stay would leave holes in the memory of a CPU, as many as blocks.
+    One buffer holds each block of scores, for any N. Otherwise large temporary tensors alternate with small
+    ones that stay, and this fragments CPU memory.
     """
 
     @staticmethod
@@ -178,7 +179,7 @@ class _LogSums(torch.autograd.Function):
             scores = kept[n] if kept else _scored(points, block, floor, buffer)
             grad = weights[: scores.numel()].view_as(scores)
             torch.sub(scores, log_sum, out=grad).exp_().mul_(g_log[:, None]).add_(g_sum[:, None])
-            if floor is not None:  # the gradient of the squares, and that of what they are squares of
+            if floor is not None:  # the gradient of the squares, then of the distances
                 grad.div_(scores).mul_(scores < -floor.sqrt())
                 g_points += points * grad.sum(1, keepdim=True)
                 torch.mul(block, grad.sum(0)[:, None], out=g_block)
@@ -191,12 +192,12 @@ class _LogSums(torch.autograd.Function):
 
 
 def _buffer(points: Tensor, entities: Tensor) -> Tensor:
-    """Room for the scores of a block."""
+    """Allocate memory for the scores of a block."""
     return points.new_empty(len(points) * min(len(entities), blocks.block_size(len(points))))
 
 
 def _scored(points: Tensor, entities: Tensor, floor: Tensor | None, buffer: Tensor) -> Tensor:
-    """Scores (B, n) of a block, in the buffer."""
+    """Compute scores (B, n) of a block in the buffer."""
     scores = buffer[: len(points) * len(entities)].view(len(points), len(entities))
     torch.mm(points, entities.T, out=scores)
     if floor is not None:
@@ -230,7 +231,7 @@ _COMPLEX = ("complex", "rotate")  # rows of complex numbers: real parts, then im
 
 
 def cubed_moduli(score: str | None, rows: Tensor) -> Tensor:
-    """The cubes of the moduli (B, n) in rows (B, d): of d/2 complex numbers, or of d reals.
+    """Return the cubes of the moduli (B, n) in rows (B, d): of d/2 complex numbers, or of d real numbers.
 
     Source: the nuclear 3-norm of Lacroix et al., ICML 2018, arXiv 1806.07297.
     """
@@ -242,65 +243,66 @@ def cubed_moduli(score: str | None, rows: Tensor) -> Tensor:
 
 
 def distinct_questions(heads: Tensor, relations: Tensor, kinds: int) -> tuple[Tensor, Tensor]:
-    """Questions without those that are asked again.
+    """Remove repeated questions.
 
     Args:
         heads: int64 (M,).
-        relations: int64 (M,), below ``kinds``.
+        relations: int64 (M,), less than ``kinds``.
         kinds: 2R.
 
     Returns:
-        Questions, int64 (B, 2), ascending; the number of each given one among them, int64 (M,).
+        Distinct questions, int64 (B, 2), ascending, and the number of each input question in them, int64
+        (M,).
     """
     keys, question = torch.unique(heads * kinds + relations, return_inverse=True)
     return torch.stack([keys // kinds, keys % kinds], 1), question
 
 
 def measures_distance(score: str | None) -> bool:
-    """Whether a score is a negative distance, for which ``ask`` wants the entities' ``Spread``."""
+    """Return whether a score is a negative distance; then ``ask`` needs the ``Spread`` of the entities."""
     return score in _DISTANCES
 
 
 def ask(score: str, heads: Tensor, relations: Tensor, spread: Spread | None) -> Questions:
-    """The questions (h, r, ?) under a score.
+    """Prepare questions (h, r, ?) for a score.
 
     Args:
-        score: As in ``scorers``, or the name of a registered one.
+        score: As in ``scorers``, or the name of a registered score.
         heads: Rows (B, d).
-        relations: Rows (B, d), of the relations.
-        spread: Of the entities among which the answers are sought, for a negative distance.
+        relations: Rows (B, d), the relations.
+        spread: The spread of the candidate entities, for a negative distance.
 
     Raises:
-        ValueError: If the score is one and no spread is given.
+        ValueError: If the score is a negative distance and ``spread`` is None.
     """
     if score in _PRODUCTS:
         return _Products(_PRODUCTS[score](heads, relations))
     if score in _DISTANCES:
         if spread is None:
-            raise ValueError(f"spread: got None, wanted that of the entities for score {score!r}")
+            raise ValueError(f"spread: expected the spread of the entities for score {score!r}, got None")
         return _Distances(_DISTANCES[score](heads, relations), spread)
     return _Psi(score_named(score).psi, heads, relations)
 
 
 def all_scores(questions: Questions, entities: Tensor) -> Tensor:
-    """Scores (B, N) of all entities (N, d)."""
+    """Return scores (B, N) of all entities (N, d)."""
     return torch.cat([questions.scores(block) for block in _blocks(questions.entries, entities)], 1)
 
 
 def cross_entropy(
     questions: Questions, entities: Tensor, answers: Tensor, question: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """The mean cross-entropy of answers under a softmax over all entities.
+    """Return the mean cross-entropy of answers under a softmax over all entities.
 
     Args:
-        questions: B of them.
-        entities: All, (N, d).
+        questions: B questions.
+        entities: All entity rows, (N, d).
         answers: int64 (M,), the entities that are answers.
-        question: int64 (M,), the question that each answers.
-        label_smoothing: The share of an answer's weight that goes to all entities alike.
+        question: int64 (M,), the question number of each answer.
+        label_smoothing: The share of the target weight that is spread evenly over all entities.
 
     Returns:
-        A scalar. For its gradient at most ``blocks.KEPT`` scores are kept.
+        A scalar. Its backward keeps at most ``blocks.KEPT`` scores.
     """
     log_sums, sums = questions.log_sums(entities)
     given = questions.score_of(functional.embedding(answers, entities), question)
@@ -311,10 +313,10 @@ def cross_entropy(
 
 
 def values_at(values: Tensor, places: Tensor) -> Tensor:
-    """Values (B,) at int64 places (M,), with repeats: their gradient is summed without atomics on a GPU."""
+    """Return values (B,) at int64 positions (M,), with repeats; the gradient uses no atomics on a GPU."""
     return functional.embedding(places, values[:, None])[:, 0]
 
 
 def _blocks(entries: int, entities: Tensor) -> Iterator[Tensor]:
-    """The rows of the entities, so many at a time that their scores take at most ``blocks.BLOCK`` numbers."""
+    """Split the entity rows so that the scores of a part take at most ``blocks.BLOCK`` numbers."""
     yield from torch.split(entities, blocks.block_size(entries))

@@ -1,4 +1,4 @@
-"""What a graph says of its entities and pairs in numbers: how often an entity has a relation, and links."""
+"""Counts from the graph: relations per entity, with their frequency, and relations per pair."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,16 +15,16 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.neighbours import bounds_of, entries_of, sum_rows
 from lightcake_fast.models.paths import GraphPaths, PathCounts, PathKinds
 
-_PIECE = 512  # entries of a relation that are summed one after another
+_PIECE = 512  # entries of a relation that one task sums in sequence
 
 
 class Weighed(NamedTuple):
-    """B lists of relations with weights, one after another: a sparse matrix (B, 2R).
+    """B lists of relations with weights, concatenated: a sparse matrix (B, 2R).
 
     Attributes:
-        relation: int64 (K,), of each entry.
-        weight: (K,), of each entry; 0 for one that only fills its list up.
-        bounds: int64 (B + 1,), where each list begins and ends.
+        relation: int64 (K,), the relation of each entry.
+        weight: (K,), the weight of each entry; 0 for padding.
+        bounds: int64 (B + 1,), start and end of each list.
     """
 
     relation: Tensor
@@ -32,7 +32,7 @@ class Weighed(NamedTuple):
     bounds: Tensor
 
     def times(self, table: Tensor) -> Tensor:
-        """The weighted sum of the rows of ``table`` (2R, d) that each list names, (B, d)."""
+        """Return the weighted sum of the rows of ``table`` (2R, d) for each list, (B, d)."""
         if table.device.type != "cpu":
             return sum_rows(table, self.relation, self.bounds, self.weight)
         sums: Tensor = _ListProduct.apply(table, *self)  # type: ignore[no-untyped-call]
@@ -40,7 +40,7 @@ class Weighed(NamedTuple):
 
 
 class _ListProduct(torch.autograd.Function):
-    """``Weighed.times`` on a CPU, where PyTorch's own gradient takes three times as long as these pulls."""
+    """``Weighed.times`` on a CPU, where PyTorch's own gradient takes three times as long as this one."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, relation: Tensor, weight: Tensor, bounds: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class _ListProduct(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None, None]:
         relation, weight, bounds = ctx.saved_tensors
         rows = torch.arange(len(g)).repeat_interleave(bounds.diff())
-        # numpy sorts numbers of 16 bits by their digits: a tenth of the time
+        # NumPy uses radix sort for 16-bit integers, in a tenth of the time
         short = relation.numpy().astype(np.uint16 if ctx.relations < 2**16 else np.int64)
         order = torch.from_numpy(np.argsort(short, kind="stable"))
         ends = np.bincount(short, minlength=ctx.relations).cumsum()
@@ -62,14 +62,14 @@ class _ListProduct(torch.autograd.Function):
 
 
 class Evidence(NamedTuple):
-    """What the graph says of B pairs besides their contexts.
+    """Known facts about B pairs in addition to their contexts.
 
     Attributes:
-        head: the relations r < R of which the head is the head, and r + R of which it is the tail, each
-            with the weight log(1 + c), c its triples.
-        tail: the same of the tail.
-        links: the relations r that join head to tail, and r + R that join tail to head, with the weight 1.
-        paths: the kinds of paths of two triples that join head to tail; None for a model without paths.
+        head: the relations r < R in which the head entity is the head, and r + R in which it is the tail.
+            Each has the weight log(1 + c), where c is the number of its triples.
+        tail: the same for the tail entity.
+        links: the relations r from head to tail, and r + R from tail to head, with the weight 1.
+        paths: the kinds of paths of two triples from head to tail; None for a model without paths.
     """
 
     head: Weighed
@@ -80,13 +80,13 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RelationLists:
-    """M lists of relations, each at most once in a list, as a CSR.
+    """M lists of distinct relations, as a CSR.
 
     Attributes:
         first: int64 (M,), the first entry of each list.
-        length: int64 (M,), its entries.
-        relation: int64 (K,), of each entry.
-        longest: the entries of the longest list.
+        length: int64 (M,), the number of its entries.
+        relation: int64 (K,), the relation of each entry.
+        longest: the number of entries in the longest list.
     """
 
     first: Tensor
@@ -96,19 +96,19 @@ class RelationLists:
 
     @classmethod
     def of(cls, owner: Tensor, relation: Tensor, lists: int) -> "RelationLists":
-        """The lists of entries, int64 (K,), that are sorted by the list that owns them."""
+        """Build the lists from entries, int64 (K,), that are sorted by owner, the number of their list."""
         bounds = bounds_of(owner, lists)
         length = bounds.diff()
         return cls(bounds[:-1], length, relation, int(length.max()))
 
     def entries(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Where the entries of the lists ``chosen``, int64 (B,), lie.
+        """Locate the entries of the lists ``chosen``, int64 (B,).
 
-        On a GPU, where a step's shapes must not depend on the batch, each is filled up to the longest list.
+        On a GPU, shapes must not depend on the batch, so each list is padded to the longest one.
 
         Returns:
-            The place of each entry; its list's number in ``chosen``; the bounds of the lists, (B + 1,); and
-            True for entries that only fill up, None where there are none.
+            The position of each entry; the number of its list in ``chosen``; the bounds of the lists, (B +
+            1,); and a mask of the padding, None without padding.
         """
         first, length = self.first.index_select(0, chosen), self.length.index_select(0, chosen)
         if chosen.device.type == "cpu":
@@ -116,7 +116,7 @@ class RelationLists:
         return self.filled_up(first, length, torch.arange(len(chosen), device=chosen.device))
 
     def filled_up(self, first: Tensor, length: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """``entries`` for a GPU, of lists with these first entries and lengths, numbered ``rows``."""
+        """``entries`` for a GPU, for lists with these first entries, lengths and numbers ``rows``."""
         step = torch.arange(self.longest, device=rows.device)
         place = (first[:, None] + step).clamp_(max=len(self.relation) - 1).flatten()
         bounds = torch.arange(len(rows) + 1, device=rows.device) * self.longest
@@ -126,18 +126,18 @@ class RelationLists:
 
 @dataclass(frozen=True, eq=False)
 class GraphEvidence:
-    """The distinct context triples of a graph, D of them, counted by entity and listed by pair.
+    """The D distinct context triples of a graph, counted per entity and listed per pair.
 
     Attributes:
         num_entities: N.
         num_relations: R.
-        distinct: int64 (2T,), the number of each context triple among the distinct ones: copies share it.
+        distinct: int64 (2T,), the number of each context triple among the distinct ones; copies share it.
         entry: int64 (D,), the entry of ``by_entity`` that counts each distinct triple.
-        by_entity: N + 1 lists, the last of an entity that is not in the graph.
-        entity: int64 (K,), of each entry of ``by_entity``.
-        count: int64 (K,), its distinct triples.
-        by_pair: P + 1 lists, the last of all pairs without a triple.
-        pairs: int64 (P + 1,), head x (N + 1) + tail of each pair, sorted, and a last one above them all.
+        by_entity: N + 1 lists; the last is for entities that are not in the graph.
+        entity: int64 (K,), the entity of each entry of ``by_entity``.
+        count: int64 (K,), the number of distinct triples of each entry.
+        by_pair: P + 1 lists; the last is for all pairs without a triple.
+        pairs: int64 (P + 1,), head x (N + 1) + tail of each pair, sorted, and the largest int64 as the last.
     """
 
     num_entities: int
@@ -152,10 +152,10 @@ class GraphEvidence:
 
     @classmethod
     def of_graph(cls, graph: ContextGraph) -> "GraphEvidence":
-        """Sort a graph's triples; ``evidence_of`` keeps the result."""
+        """Sort a graph's triples. Use ``evidence_of``, which caches the result."""
         n, relations = graph.num_entities, 2 * graph.num_relations
         head, relation, tail = graph.context_triples
-        # in two steps: head, tail and relation together may not fit 64 bits
+        # in two steps, because head, tail and relation together can exceed 64 bits
         pairs, pair = torch.unique(head * (n + 1) + tail, return_inverse=True)
         triples, distinct = torch.unique(pair * relations + relation, return_inverse=True)
         pair, relation = triples // relations, triples % relations
@@ -177,13 +177,13 @@ class GraphEvidence:
         )
 
     def of_pairs(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Evidence:
-        """The evidence of pairs.
+        """Return the evidence of pairs.
 
         Args:
             pairs: int64 (B, 2) of (head, tail); N stands for an entity that is not in the graph.
-            dtype: of the weights.
-            targets: int64 (B,); the pairs are triples of the graph with these relations, and each is left
-                out of its own evidence. None leaves nothing out.
+            dtype: dtype of the weights.
+            targets: int64 (B,); the pairs are triples of the graph with these relations, and each triple is
+                excluded from the evidence of its pair. None excludes nothing.
         """
         heads, tails = (
             self.of_entities("head", pairs, dtype, targets),
@@ -194,14 +194,14 @@ class GraphEvidence:
     def of_entities(
         self, side: str, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None
     ) -> Weighed:
-        """The evidence of one side of pairs, "head" or "tail"; arguments as in ``of_pairs``."""
+        """Return the evidence of one side of pairs, "head" or "tail"; arguments as in ``of_pairs``."""
         own = self._own(pairs, targets)
         if side == "head":
             return self._profile(pairs[:, 0], dtype, own[:2])
         return self._profile(pairs[:, 1], dtype, own[2:])
 
     def of_links(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Weighed:
-        """The links of pairs; arguments as in ``of_pairs``."""
+        """Return the links of pairs; arguments as in ``of_pairs``."""
         heads, tails = pairs.unbind(1)
         key = heads * (self.num_entities + 1) + tails
         place = torch.searchsorted(self.pairs, key)
@@ -214,11 +214,11 @@ class GraphEvidence:
         return Weighed(relation, left.to(dtype), bounds)
 
     def _own(self, pairs: Tensor, targets: Tensor | None) -> tuple[Tensor, ...]:
-        """The relations that a pair's triple alone gives its head, two, and its tail, two; -1 for none."""
+        """Return the relations that a target triple gives its head (two) and its tail (two); -1 for none."""
         if targets is None:
             return ()
         loops, inverse = pairs[:, 0] == pairs[:, 1], targets + self.num_relations
-        # a loop holds its triple in both directions
+        # an entity linked to itself has the triple in both directions
         return targets, torch.where(loops, inverse, -1), inverse, torch.where(loops, targets, -1)
 
     def _profile(self, entities: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...]) -> Weighed:
@@ -231,18 +231,18 @@ class GraphEvidence:
 
     @cached_property
     def paths(self) -> GraphPaths:
-        """What finds the paths of pairs."""
+        """The path finder of this graph."""
         n = self.num_entities
         pair = self.pairs[:-1].repeat_interleave(self.by_pair.length[:-1])
         triples = pair // (n + 1), self.by_pair.relation, pair % (n + 1)
         return GraphPaths.of(triples, n, self.num_relations)
 
     def profiles_times(self, table: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The profiles of all entities, as a sparse matrix (N, 2R), times a table.
+        """Multiply the profiles of all entities, as a sparse matrix (N, 2R), by a table.
 
         Args:
-            table: (2R, d); gets the gradient.
-            mask: bool (T,), the graph's triples to leave out with their inverses, or None.
+            table: (2R, d); it gets a gradient.
+            mask: bool (T,), the graph's triples to mask together with their inverses, or None.
 
         Returns:
             (N, d).
@@ -254,14 +254,14 @@ class GraphEvidence:
     def _counts(self, mask: Tensor | None) -> Tensor:
         if mask is None:
             return self.count
-        # sums of whole numbers are exact in any order, also where a GPU adds them as they come
+        # integer sums are exact in any order, so atomics on a GPU do no harm
         live = torch.zeros_like(self.entry).index_add_(0, self.distinct, (~mask).long().repeat(2))
         return torch.zeros_like(self.count).index_add_(0, self.entry, live.clamp_(max=1))
 
     @cached_property
     @torch.inference_mode(False)
     def by_relation(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The entries in relation order, cut into pieces: order, pieces, their bounds, those of relations."""
+        """The entries by relation, cut into pieces: order, pieces, piece bounds, relation bounds."""
         relations = 2 * self.num_relations
         order = torch.argsort(self.by_entity.relation, stable=True)
         bounds = bounds_of(self.by_entity.relation, relations)
@@ -274,14 +274,14 @@ class GraphEvidence:
 
 
 class _ProfileProduct(torch.autograd.Function):
-    """A pull over entities forwards and over relations backwards: no atomics, and no sort in the step."""
+    """Gather over entities in the forward, over relations in the backward, without atomics or sorting."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, weight: Tensor, found: GraphEvidence) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.found = found
         lists = found.by_entity
-        return sum_rows(table, lists.relation, lists.first, weight)  # the last list is no entity's
+        return sum_rows(table, lists.relation, lists.first, weight)  # the last list has no entity
 
     @staticmethod
     @once_differentiable
@@ -294,28 +294,28 @@ class _ProfileProduct(torch.autograd.Function):
 
 
 _FOUND: "WeakKeyDictionary[ContextGraph, GraphEvidence]" = WeakKeyDictionary()
-# of the distinct pairs of a graph's triples, and which of them is each triple's
+# path counts of the distinct pairs in a graph's triples, and the pair number of each triple
 _PATHS: "WeakKeyDictionary[ContextGraph, tuple[PathCounts, Tensor]]" = WeakKeyDictionary()
 
 
 def evidence_of(graph: ContextGraph) -> GraphEvidence:
-    """The evidence of a graph, kept as long as it lives."""
+    """Return the evidence of a graph, cached as long as the graph exists."""
     if graph not in _FOUND:
-        with torch.inference_mode(False):  # it serves training too
+        with torch.inference_mode(False):  # training uses it too
             _FOUND[graph] = GraphEvidence.of_graph(graph)
     return _FOUND[graph]
 
 
 def paths_of_triples(graph: ContextGraph, numbers: Tensor, dtype: torch.dtype) -> PathKinds:
-    """The kinds of paths that join the pairs of a graph's triples.
+    """Return the kinds of paths that join the pairs of a graph's triples.
 
     Args:
-        graph: whose paths; those of all its triples are counted when first asked for.
-        numbers: int64 (B,), of the triples.
-        dtype: of the weights.
+        graph: the graph; the first call counts the paths of all its triples.
+        numbers: int64 (B,), the triple numbers.
+        dtype: dtype of the weights.
     """
     if graph not in _PATHS:
-        with torch.inference_mode(False):  # they serve training
+        with torch.inference_mode(False):  # training uses them
             head, _, tail = graph.triples.unbind(1)
             n = graph.num_entities
             pairs, pair = torch.unique(head * n + tail, return_inverse=True)

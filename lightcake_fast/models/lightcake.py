@@ -1,4 +1,4 @@
-"""LightCAKE: embeddings refined by their context, without a weight of its own, or with a matrix a layer."""
+"""LightCAKE: embeddings refined by context layers, without layer weights or with one matrix per layer."""
 
 from typing import Any
 
@@ -18,44 +18,39 @@ from lightcake_fast.sharding.layer import AnyGraph, Shard, sharded_layer
 
 
 class LightCAKE(RelationModel):
-    """Entity and relation tables, L context layers and a score for every relation of a pair.
+    """Entity and relation tables, L context layers, and scores for relation and entity prediction.
 
-    With ``layers=0`` it is the plain scorer. The options after ``context`` go beyond the paper; what each
-    is worth is measured in docs/results.md.
+    With ``layers=0`` it is only the score function. The options after ``context`` are additions to the paper;
+    docs/results.md has their effects.
 
     Args:
         num_entities: N.
-        num_relations: R, raw relations; from one layer on, inverses have rows of their own.
+        num_relations: R, raw relations; with at least one layer, inverses have separate rows.
         dim: d, the embedding width.
         layers: L, at least 0.
         score: "distmult", "transe", "complex", "simple", "rotate" (d even in these three), "transh" (on
-            a GPU in plain PyTorch: docs/op.md), or a score of your own (docs/architecture.md).
+            a GPU in plain PyTorch: docs/op.md), or a registered score (docs/architecture.md).
         context: "both", "entity" or "relation".
-        rows: as in ``context_layer``, of every layer: "bfloat16" halves the bytes that its triples read.
-        relation_bias: learn a number for each raw relation, added to its score: ranks pairs of which
-            nothing else is known by how frequent the relations are.
-        input_dropout: share of the entries of both tables that is zeroed before the first layer, the
-            others scaled up: hinders learning the training triples by heart.
-        row_dropout: share of the entity rows that is zeroed before the first layer, without scaling:
-            makes the model read an entity off its context.
-        unseen_rate: share of the training pairs whose head or tail (half each) is replaced after the last
-            layer by a learned vector, which in evaluation stands for every entity that has no training
-            triple. 0 has no such vectors.
+        rows: as in ``context_layer``, for every layer; "bfloat16" halves the bytes that triples read.
+        relation_bias: as in ``RelationModel``.
+        input_dropout: as in ``RelationModel``.
+        row_dropout: as in ``RelationModel``.
+        unseen_rate: as in ``RelationModel``.
         profile: as in ``RelationModel``; "both" needs a layer.
         links: as in ``RelationModel``.
         paths: as in ``RelationModel``.
-        mixing: a layer adds its context sums times a matrix that it learns, for entities and for
-            relations, each at first the identity; needs a layer.
-        inverses: as in ``RelationModel``, without layers; with layers inverses always have rows.
-        generator: source of the initial values.
-        dtype: floating-point type of the parameters.
+        mixing: each layer multiplies its context sums by a learned matrix, one for entities and one for
+            relations. The initial value is the identity. It needs a layer.
+        inverses: as in ``RelationModel``; with layers, inverses always have separate rows.
+        generator: random generator for the initial values.
+        dtype: floating-point dtype of the parameters.
 
     Shapes:
-        ``entities`` (N, d); ``relations`` (2R, d), or (R, d) without layers, with "rotate" d/2 angles a row,
-        which each layer is given as numbers of modulus one; ``normals`` (2R, d) or (R, d) with "transh";
-        ``relation_bias`` (R,);
-        ``unknown_head`` and ``unknown_tail`` (d,); ``entity_mixing`` and ``relation_mixing`` (L, d, d), of
-        the tables that ``context`` refines. Rows are multiplied from the left.
+        ``entities`` (N, d); ``relations`` (2R, d), or (R, d) without layers; with "rotate" d/2 angles per
+        row, which each layer reads as complex numbers of modulus one; ``normals`` (2R, d) or (R, d) with
+        "transh"; ``relation_bias`` (R,); ``unknown_head`` and ``unknown_tail`` (d,); ``entity_mixing`` and
+        ``relation_mixing`` (L, d, d), for the tables that ``context`` refines. Rows are multiplied from the
+        left.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -89,11 +84,11 @@ class LightCAKE(RelationModel):
         named = score_named(score)
         columns, planes = named.columns, named.planes
         if dim % columns:
-            raise InputError(f"dim: got {dim}, wanted a multiple of {columns} for score {score!r}")
+            raise InputError(f"dim: expected a multiple of {columns} for score {score!r}, got {dim}")
         check_choice("context", context, CONTEXTS)
         check_choice("rows", rows, ROWS)
         if mixing and not layers:
-            raise InputError("mixing: got True with layers=0, wanted at least one layer, whose sums it mixes")
+            raise InputError("mixing: expected at least one layer, got layers=0: use mixing=False, or layers")
         super().__init__(
             num_entities,
             num_relations,
@@ -116,7 +111,7 @@ class LightCAKE(RelationModel):
         self.layers, self.score, self.context, self.rows = layers, score, context, rows
         self.entity_score = None if planes else score
         identity = torch.zeros(dim, dim, dtype=dtype, device=self.entities.device)
-        identity.diagonal().fill_(1)  # of what runs on a meta device, torch.eye would import TorchDynamo
+        identity.diagonal().fill_(1)  # on a meta device, torch.eye would import TorchDynamo
 
         def matrices(other: str) -> nn.Parameter | None:
             return nn.Parameter(identity.repeat(layers, 1, 1)) if mixing and context != other else None
@@ -137,7 +132,7 @@ class LightCAKE(RelationModel):
         mask: Tensor | None,
         backend: str,
     ) -> tuple[Tensor, Tensor]:
-        """The rows that the first layers make of those they are given."""
+        """Apply the first layers to the rows."""
         for layer in range(layers):
             entities, relations = self.layer(layer, entities, relations, graph, mask, backend)
         return entities, relations
@@ -157,7 +152,7 @@ class LightCAKE(RelationModel):
             return functional.embedding(rows, x), y
         whole = self.layers - max(1, len(parts))
         entities, relations = self._through(whole, entities, relations, graph, mask, backend)
-        if not parts:  # fewer rows are mixed
+        if not parts:  # mix only the requested rows
             x, y = self._context(entities, relations, graph, mask, backend)
             x = functional.embedding(rows, x)
             if self.mixes:
@@ -172,7 +167,7 @@ class LightCAKE(RelationModel):
         return entities, relations
 
     def _parts(self, graph: ContextGraph, rows: Tensor, dim: int, backend: str) -> list[Part]:
-        """What the last layers read for some rows of d numbers, in their order; none where it is much."""
+        """Return the subgraphs of the last layers for some rows, in layer order; none if this is slower."""
         parts: list[Part] = []
         while self.context == "entity" and len(parts) < self.layers:
             part = part_of(graph, parts[0].entities if parts else rows, dim, backend)
@@ -190,9 +185,9 @@ class LightCAKE(RelationModel):
         mask: Tensor | None = None,
         backend: str = "auto",
     ) -> tuple[Tensor, Tensor]:
-        """The rows that layer 0, 1, ... makes of those it is given; arguments as in ``context_layer``.
+        """Apply layer 0, 1, ... to the rows; arguments as in ``context_layer``.
 
-        Of a shard, own rows and all relations are given, and all ranks must call.
+        For a shard, the rows are own rows and all relations, and all ranks must call it.
         """
         x, y = self._context(entities, relations, graph, mask, backend)
         return self._mixed(number, entities, relations, x, y)
@@ -205,7 +200,7 @@ class LightCAKE(RelationModel):
     def _context(
         self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
     ) -> tuple[Tensor, Tensor]:
-        """New rows, or, if they are to be mixed, the context sums alone."""
+        """Return new rows, or only the context sums if they are to be mixed."""
         options = {"context": self.context, **self._options(mask, backend)}
         read = self.read_relations(relations)
         if isinstance(graph, Shard):
@@ -215,7 +210,7 @@ class LightCAKE(RelationModel):
         return x, y if self.normals is None else y[:, : relations.shape[1]]
 
     def _options(self, mask: Tensor | None, backend: str) -> dict[str, Any]:
-        """What a layer of this model is, but for its context; sums alone where they are to be mixed."""
+        """Return the layer options of this model except the context; no residual if it mixes the sums."""
         return {
             "score": self.score,
             "mask": mask,
@@ -227,7 +222,7 @@ class LightCAKE(RelationModel):
     def _mixed(
         self, number: int, entities: Tensor, relations: Tensor, x: Tensor, y: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """New rows of a layer, from its rows and what ``_context`` made of them."""
+        """Return the new rows of a layer from its rows and the results of ``_context``."""
         if self.mixes:
             x = _plus_mixed(entities, x, self.entity_mixing, number)
             y = _plus_mixed(relations, y, self.relation_mixing, number)
@@ -242,11 +237,11 @@ class LightCAKE(RelationModel):
         rows = self.read_relations(relations)
         if self.score in BUILT_IN:
             return SCORERS[self.score](heads, rows, tails)
-        # a score of the user's own, known triple by triple: holds a tensor of B x R x d
+        # a registered score has no matrix product: it needs a tensor of B x R x d
         score = score_named(self.score)
         return score.psi(*score.read(heads[:, None], rows, tails[:, None]))
 
 
 def _plus_mixed(rows: Tensor, sums: Tensor, matrices: Tensor | None, number: int) -> Tensor:
-    """Rows plus their context sums times a layer's matrix; those that have none get no context."""
+    """Add the context sums times the layer's matrix to the rows; without matrices return the rows."""
     return rows if matrices is None else torch.addmm(rows, sums, matrices[number])

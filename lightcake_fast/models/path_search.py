@@ -1,4 +1,4 @@
-"""The search for paths of two triples, for Numba."""
+"""Search for paths of two triples, compiled by Numba."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ def count_paths(
     """Find the kinds of paths of two triples that join pairs.
 
     Args:
-        heads: int64 (B,), as ``other`` names entities.
-        tails: int64 (B,), likewise.
-        head_list: int64 (B,), which list is each head's.
+        heads: int64 (B,), with the ids of ``other``.
+        tails: int64 (B,), with the ids of ``other``.
+        head_list: int64 (B,), the list number of each head.
         of_heads: lists of heads.
-        tail_list: int64 (B,), which is each tail's.
+        tail_list: int64 (B,), the list number of each tail.
         of_tails: lists of tails.
         relations: 2R.
 
     Returns:
-        The kinds of each pair in order, first relation x 2R + second; the number of paths of each; and how
-        many kinds each pair has, int64 (B,).
+        The kinds of each pair in order, first relation x 2R + second; the number of paths per kind; and the
+        number of kinds per pair, int64 (B,).
     """
     sizes = np.empty(len(heads), np.int64)
     kinds, numbers = np.empty(2 * len(heads) + 16, np.int64), np.empty(2 * len(heads) + 16, np.int32)
@@ -50,7 +50,7 @@ def count_paths(
 def _find(
     head: int, tail: int, list_a: int, lists_a: Lists, list_b: int, lists_b: Lists, relations: int, found: Ids
 ) -> tuple[int, Ids]:
-    """How many paths join a pair, and the kind of each in a buffer: that given, or a longer one."""
+    """Return the number of paths of a pair, and a buffer with their kinds; it can be a longer buffer."""
     half, size = relations // 2, 0
     other_a, other_b = lists_a.other, lists_b.other
     a, end_a = lists_a.bounds[list_a], lists_a.bounds[list_a + 1]
@@ -70,7 +70,7 @@ def _find(
             while size + b - start_b > len(found):
                 found = _doubled(found)
             first = lists_a.relation[a] * relations
-            for back in lists_b.relation[start_b:b]:  # which leads from the tail
+            for back in lists_b.relation[start_b:b]:  # relations from the tail
                 if middle != head and middle != tail:
                     found[size] = first + (back - half if back >= half else back + half)
                     size += 1
@@ -87,7 +87,7 @@ def _doubled(buffer: NDArray[Any]) -> NDArray[Any]:
 
 @numba.njit(nogil=True)  # type: ignore[untyped-decorator]
 def seek(other: Ids, place: int, end: int, wanted: int) -> int:
-    """The first place from this one on, below the end, of an entity that is not below the wanted one."""
+    """Return the first position from ``place`` on, below ``end``, with an entity of at least ``wanted``."""
     step = 1
     while place + step < end and other[place + step] < wanted:
         place += step

@@ -16,18 +16,18 @@ from lightcake_fast.models import blocks
 from lightcake_fast.models.neighbours import bounds_of, entries_of, sum_rows
 
 Ids = NDArray[np.int64]
-Found = tuple[Ids, NDArray[np.int32], Ids]  # what `path_search.count_paths` returns
-TOGETHER = 2**14  # pairs between which Ctrl-C is heard
+Found = tuple[Ids, NDArray[np.int32], Ids]  # the result of `path_search.count_paths`
+TOGETHER = 2**14  # pairs per call; Ctrl-C works between calls
 
 
 class PathKinds(NamedTuple):
-    """The kinds of paths of B pairs, list after list: a triple leads from the head, another to the tail.
+    """The kinds of paths of B pairs, concatenated: one triple starts at the head, one ends at the tail.
 
     Attributes:
-        relation: int32 (K,), of the first triple of each kind; r + R where it leads backwards.
-        second: int32 (K,), of the second, likewise.
-        weight: (K,), log(1 + c), c the paths of the kind.
-        bounds: int64 (B + 1,), where each list begins and ends.
+        relation: int32 (K,), the relation of the first triple of each kind; r + R if it leads backwards.
+        second: int32 (K,), the relation of the second triple; r + R if it leads backwards.
+        weight: (K,), log(1 + c), where c is the number of paths of this kind.
+        bounds: int64 (B + 1,), start and end of each list.
     """
 
     relation: Tensor
@@ -36,9 +36,9 @@ class PathKinds(NamedTuple):
     bounds: Tensor
 
     def times(self, first: Tensor, second: Tensor) -> Tensor:
-        """The weighted sum of the products first[r] ∘ second[s] of each list's kinds (r, s), (B, d).
+        """Return the weighted sum of the products first[r] ∘ second[s] over each list's kinds (r, s), (B, d).
 
-        Rows of more than ``blocks.BLOCK`` numbers are made in blocks of lists, again for the gradient.
+        Above ``blocks.BLOCK`` numbers, rows are computed in blocks of lists, and again for the gradient.
         """
         size = blocks.block_size(first.shape[1])
         if len(self.relation) <= size:
@@ -47,7 +47,7 @@ class PathKinds(NamedTuple):
         return torch.cat(parts)
 
     def _split(self, size: int) -> Iterator["PathKinds"]:
-        """Blocks of whole lists, with at most so many entries if they have several lists."""
+        """Split into blocks of whole lists. A block of several lists has at most ``size`` entries."""
         bounds, start = self.bounds.tolist(), 0
         while start + 1 < len(bounds):
             end = max(start + 1, bisect.bisect_right(bounds, bounds[start] + size) - 1)
@@ -61,12 +61,12 @@ class PathKinds(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """The distinct context triples of M entities, one's after another's and sorted by their other end.
+    """The distinct context triples of M entities, concatenated, and sorted by other end per entity.
 
     Attributes:
-        bounds: int64 (M + 1,), where each entity's triples begin and end.
-        other: int64 (D,), the other end of each.
-        relation: int64 (D,), which leads there.
+        bounds: int64 (M + 1,), start and end of each entity's triples.
+        other: int64 (D,), the other end of each triple.
+        relation: int64 (D,), the relation to this other end.
     """
 
     bounds: Ids
@@ -76,13 +76,13 @@ class Lists(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GraphPaths:
-    """A graph's triples as paths are found of them.
+    """A graph's triples, prepared for the search for paths.
 
-    A path leads through a third entity, so that no triple is a part of its own pair's paths.
+    A path leads through a third entity. So a triple is never part of a path of its pair.
 
     Attributes:
         num_relations: R.
-        lists: of all entities; one that is not in the graph, N, has none.
+        lists: the lists of all entities; the entity N, which is not in the graph, has an empty list.
     """
 
     num_relations: int
@@ -92,22 +92,22 @@ class GraphPaths:
     def of(
         cls, triples: tuple[Tensor, Tensor, Tensor], num_entities: int, num_relations: int
     ) -> "GraphPaths":
-        """Take the distinct context triples (h, r, t), int64 (D,) each, sorted by head, then tail."""
+        """Build from the distinct context triples (h, r, t), int64 (D,) each, sorted by head, then tail."""
         head, relation, tail = (ids.cpu() for ids in triples)
         bounds = bounds_of(head, num_entities + 1).numpy()
         return cls(num_relations, Lists(bounds, tail.numpy(), relation.numpy()))
 
     def of_pairs(self, pairs: Tensor, dtype: torch.dtype) -> PathKinds:
-        """The kinds of paths of pairs.
+        """Return the kinds of paths of pairs.
 
         Args:
             pairs: int64 (B, 2) of (head, tail); N stands for an entity that is not in the graph.
-            dtype: of the weights.
+            dtype: dtype of the weights.
         """
         return self.counted(pairs).to(pairs.device).weighed(dtype)
 
     def counted(self, pairs: Tensor) -> "PathCounts":
-        """What `of_pairs` weighs, in CPU memory."""
+        """Return the counts for `of_pairs`, in CPU memory."""
         parts = []
         for some in torch.split(pairs.cpu(), TOGETHER):
             heads, tails = (ids.contiguous().numpy() for ids in some.unbind(1))
@@ -120,29 +120,29 @@ class GraphPaths:
 def find_paths(
     heads: Ids, tails: Ids, of_heads: tuple[Ids, Lists], of_tails: tuple[Ids, Lists], num_relations: int
 ) -> Found:
-    """The kinds of paths of B pairs, in CPU memory, for ``PathCounts.joined``.
+    """Find the kinds of paths of B pairs, in CPU memory, for ``PathCounts.joined``.
 
     Args:
-        heads: int64 (B,), as the lists name entities.
-        tails: int64 (B,), likewise.
-        of_heads: which list is each head's, int64 (B,), of these lists.
-        of_tails: likewise of the tails.
+        heads: int64 (B,), with the ids of the lists.
+        tails: int64 (B,), with the ids of the lists.
+        of_heads: the list number of each head, int64 (B,), and these lists.
+        of_tails: the same for the tails.
         num_relations: R.
     """
-    from lightcake_fast.models.path_search import count_paths  # Numba, of which other models have no need
+    from lightcake_fast.models.path_search import count_paths  # imports Numba, which other models do not need
 
     found: Found = run_compiled(count_paths, heads, tails, *of_heads, *of_tails, 2 * num_relations)
     return found
 
 
 class PathCounts(NamedTuple):
-    """``PathKinds`` before they are weighed.
+    """``PathKinds`` with counts instead of weights.
 
     Attributes:
-        relation: as there.
-        second: as there.
+        relation: as in ``PathKinds``.
+        second: as in ``PathKinds``.
         number: int32 (K,), c.
-        bounds: as there.
+        bounds: as in ``PathKinds``.
     """
 
     relation: Tensor
@@ -152,7 +152,7 @@ class PathCounts(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Found], num_relations: int) -> "PathCounts":
-        """Those of the pairs of some parts, one part's after another's."""
+        """Concatenate the results for several parts of the pairs."""
         kinds, numbers, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
         bounds = np.concatenate([[0], sizes.cumsum()])
         first, second = (
@@ -161,16 +161,16 @@ class PathCounts(NamedTuple):
         return cls(first, second, torch.from_numpy(numbers), torch.from_numpy(bounds))
 
     def to(self, device: torch.device) -> "PathCounts":
-        """The same on a device."""
+        """Return the same counts on a device."""
         return PathCounts(*(tensor.to(device) for tensor in self))
 
     def of(self, lists: Tensor) -> "PathCounts":
-        """The lists with these numbers, int64 (B,)."""
+        """Return the lists with these numbers, int64 (B,)."""
         start, end = (self.bounds.index_select(0, lists + side) for side in (0, 1))
         place, _, bounds = entries_of(start, end - start)
         relation, second, number = (column.index_select(0, place) for column in self[:3])
         return PathCounts(relation, second, number, bounds)
 
     def weighed(self, dtype: torch.dtype) -> PathKinds:
-        """With the weights log(1 + c)."""
+        """Return the kinds with the weights log(1 + c)."""
         return PathKinds(self.relation, self.second, self.number.to(dtype).log1p_(), self.bounds)

@@ -1,4 +1,4 @@
-"""Models that are a score of tables and no more: TransE, DistMult, ComplEx, SimplE, RotatE and TransH."""
+"""Models without context: TransE, DistMult, ComplEx, SimplE, RotatE and TransH."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from lightcake_fast.models.scorers import SCORERS
 from lightcake_fast.models.weights import check_choice
 from lightcake_fast.scores import score_named
 
-HALVES = ("complex", "simple", "rotate")  # read a row of d numbers as two of d/2
+HALVES = ("complex", "simple", "rotate")  # scores that read a row of d numbers as two halves
 
 
 class PlainModel(RelationModel):
@@ -21,14 +21,14 @@ class PlainModel(RelationModel):
         num_relations: R, raw relations.
         dim: d, even for "complex", "simple" and "rotate".
         score: a key of ``SCORERS``.
-        options: those of ``RelationModel``.
+        options: the options of ``RelationModel``.
 
     Shapes:
-        ``entities`` (N, d); ``relations`` (R, d), for "rotate" (R, d/2): angles, of which rows are made;
-        ``normals`` (R, d) of "transh".
+        ``entities`` (N, d); ``relations`` (R, d), for "rotate" (R, d/2): angles from which the rows are
+        computed; ``normals`` (R, d) for "transh".
 
     Raises:
-        InputError: if ``dim`` is odd and must not be.
+        InputError: if ``dim`` is odd and must be even.
         ValueError: as ``RelationModel``.
     """
 
@@ -37,7 +37,7 @@ class PlainModel(RelationModel):
     ) -> None:
         check_choice("score", score, SCORERS)
         if score in HALVES and dim % 2:
-            raise InputError(f"dim: got {dim}, wanted an even number for {score}")
+            raise InputError(f"dim: expected an even number for {score}, got {dim}")
         planes = score_named(score).planes
         super().__init__(
             num_entities, num_relations, dim=dim, angles=score == "rotate", planes=planes, **options

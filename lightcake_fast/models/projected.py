@@ -1,4 +1,4 @@
-"""TransR: TransE after a projection that each relation has of its own."""
+"""TransR: TransE after a projection per relation."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ from lightcake_fast.models.scorers import negative_length
 
 
 class TransR(RelationModel):
-    """Psi = -||h M + r - t M|| with a matrix M for each relation, at first the identity.
+    """Psi = -||h M + r - t M|| with one matrix M per relation, initially the identity.
 
-    The score of B pairs holds a tensor of B x R x d. The paper's limits on the lengths of rows are left out,
-    and the length is not squared, as in TransE here.
+    The scores of B pairs need a tensor of B x R x d. Unlike the paper, this model does not limit the length
+    of rows and does not square the distance, like TransE here.
 
     Args:
         num_entities: N.
         num_relations: R, raw relations.
-        options: those of ``RelationModel``.
+        options: the options of ``RelationModel``.
 
     Shapes:
         ``entities`` (N, d); ``relations`` (R, d); ``projections`` (R, d, d).

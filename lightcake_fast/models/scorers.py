@@ -1,10 +1,10 @@
-"""The score of every raw relation for each of a batch of pairs, as one matrix.
+"""Scores of every raw relation for a batch of pairs, as one matrix.
 
-Heads and tails have shape (B, d), relations (R, d), or (R, 2 d) with normals, scores (B, R): one or two
-matrix products, without a tensor of B x R x d. A complex row of d/2 numbers lies as d reals: real parts, then
-imaginary parts.
+Heads and tails have shape (B, d), relations (R, d), or (R, 2 d) with normals, scores (B, R). One or two
+matrix products suffice, without a tensor of B x R x d. A complex row of d/2 numbers is stored as d reals:
+real parts, then imaginary parts.
 
-The square of a distance is expanded, so lengths cancel where it is short: it is computed in float64.
+The square of a distance is expanded, and its terms cancel for short distances. So it is computed in float64.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def transe(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 
 
 def rotate(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-    """Psi = -||h r - t|| over complex numbers, by ||h r||^2 + ||t||^2 - 2 Re <h r, t>.
+    """Psi = -||h r - t|| over complex numbers, from ||h r||^2 + ||t||^2 - 2 Re <h r, t>.
 
     Source: Sun et al., ICLR 2019, arXiv 1902.10197, with the Euclidean length.
     """
@@ -65,18 +65,18 @@ def rotate(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 def transh(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
     """Psi = -||h' + r - t'||, x' = x - <w, x> w: projected onto the plane with the relation's normal w.
 
-    A relation's row is [r | w], w of length one. The paper's soft constraint that r lie in the plane is left
-    out, and the length is not squared, as in TransE here.
+    A relation's row is [r | w], w of length one. Unlike the paper, this score has no soft constraint that r
+    lies in the plane, and it does not square the distance, like TransE here.
 
     Source: Wang et al., AAAI 2014.
     """
     translations, normals = relations.double().chunk(2, 1)
     difference = tails.double() - heads.double()
-    along = difference @ normals.T  # the part of the difference that the projection takes away
+    along = difference @ normals.T  # the part of the difference that the projection removes
     lengths, translation_lengths = _squares(difference)[:, None], _squares(translations)
     squared = (
         lengths
-        + along.square() * (_squares(normals) - 2)  # a normal of float32 has length one but for its rounding
+        + along.square() * (_squares(normals) - 2)  # float32 rounding changes the length of a normal
         - 2 * (difference @ translations.T - along * (translations * normals).sum(1))
         + translation_lengths
     )
@@ -84,23 +84,23 @@ def transh(heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
 
 
 def with_normals(relations: Tensor, normals: Tensor) -> Tensor:
-    """Rows [r | w] (R, 2 d) of relations and normals (R, d) of any length."""
+    """Return rows [r | w] (R, 2 d) from relations and normals (R, d) of any length."""
     return torch.cat([relations, functional.normalize(normals, dim=1)], 1)
 
 
 def of_modulus_one(relations: Tensor) -> Tensor:
-    """Rows of complex numbers, each divided by its modulus; a zero stays one."""
+    """Divide each complex number by its modulus; zero stays zero."""
     squared = _squared_moduli(relations)
     return relations * squared.clamp_min(torch.finfo(squared.dtype).tiny).rsqrt().repeat(1, 2)
 
 
 def negative_length(squared: Tensor) -> Tensor:
-    """-sqrt, where a square that rounding makes negative counts as zero, and zero has gradient zero."""
+    """Return -sqrt. Negative squares from rounding count as zero, and zero has gradient zero."""
     return -squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
 
 
 def _negative_root(squared: Tensor, terms: Tensor) -> Tensor:
-    """-sqrt; a square below 8 roundings of its terms is noise: it counts as these 8, with gradient zero."""
+    """Return -sqrt; a square below 8 rounding errors of its terms becomes this limit, with gradient zero."""
     least = 8 * torch.finfo(squared.dtype).eps * terms.detach()
     return negative_length(torch.maximum(squared, least))
 
@@ -110,19 +110,19 @@ def _squares(rows: Tensor) -> Tensor:
 
 
 def _squared_moduli(rows: Tensor) -> Tensor:
-    """The squares (B, d/2) of the moduli in rows of complex numbers."""
+    """Return the squared moduli (B, d/2) of rows of complex numbers."""
     real, imaginary = rows.chunk(2, 1)
     return real.square() + imaginary.square()
 
 
 def _times_conjugate(heads: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
-    """Real and imaginary part of h conj(t), each (B, d/2)."""
+    """Return the real and imaginary part of h conj(t), each (B, d/2)."""
     (a, b), (c, d) = heads.chunk(2, 1), tails.chunk(2, 1)
     return a * c + b * d, b * c - a * d
 
 
 def _turns(heads: Tensor, tails: Tensor) -> Tensor:
-    """Rows whose products with a relation's are Re <h r, t>."""
+    """Return rows with the property that their products with a relation's row are Re <h r, t>."""
     real, imaginary = _times_conjugate(heads, tails)
     return torch.cat([real, -imaginary], 1)
 
@@ -132,7 +132,7 @@ def _crossed(heads: Tensor, tails: Tensor) -> Tensor:
     return torch.cat([h_as_head * t_as_tail, t_as_head * h_as_tail], 1) / 2
 
 
-# Of scores that are a product with the relation's row: the other factor, (B, d), of heads and tails.
+# For scores that are a product with the relation's row: the other factor, (B, d), from heads and tails.
 PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "distmult": torch.mul,
     "complex": _turns,

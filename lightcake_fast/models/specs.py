@@ -1,4 +1,4 @@
-"""One record a model: all that flags, presets, tables and training know of it."""
+"""One record per model, with all facts that flags, presets, tables and training need."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from lightcake_fast.models.plain import PlainModel
 from lightcake_fast.models.projected import TransR
 from lightcake_fast.models.rgcn import RGCN
 
-# Fields of the configuration that every model takes.
+# Fields of the configuration that every model accepts.
 SHARED_ARGUMENTS = (
     "dim",
     "relation_bias",
@@ -27,16 +27,16 @@ SHARED_ARGUMENTS = (
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What there is to know of a model outside of its own file.
+    """The facts about a model that other modules need.
 
     Attributes:
-        make: Makes one: takes what `RelationModel` takes, and `arguments`.
-        label: Its name in tables, where the paper has it the paper's.
-        arguments: Fields of the configuration that `make` takes beyond `SHARED_ARGUMENTS`.
-        context: Fields of the configuration that its training takes because it reads the graph; empty for a
-            score without context.
-        nearest: The LightCAKE score whose presets it takes; None takes those of the `score` chosen.
-        ranks_entities: Whether it takes `--task entity`.
+        make: Makes the model from the arguments of `RelationModel` and `arguments`.
+        label: Its name in tables, as in the paper if it is there.
+        arguments: Fields of the configuration that `make` accepts in addition to `SHARED_ARGUMENTS`.
+        context: Fields of the configuration for training with the graph; empty for a score without context.
+        nearest: The LightCAKE score with the presets for this model; None uses the presets of the chosen
+            `score`.
+        ranks_entities: Whether it supports `--task entity`.
     """
 
     make: Callable[..., RelationModel]
@@ -48,7 +48,7 @@ class ModelSpec:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The fields of the configuration that not every model has, and this one has."""
+        """The fields of the configuration that this model has and not every model has."""
         return self.arguments + self.context
 
 
@@ -90,5 +90,5 @@ MODELS: dict[str, ModelSpec] = {
 
 
 def takers(setting: str) -> list[str]:
-    """The models that have a field of the configuration; empty for one that all have."""
+    """Return the models that have a field of the configuration; empty for a field that all models have."""
     return [name for name, spec in MODELS.items() if setting in spec.own]

@@ -176,7 +176,7 @@ def test_exit_codes_and_messages_of_exceptions(capsys: pytest.CaptureFixture[str
     assert run(raises(OSError(errno.ENOSPC, "No space left on device")), []) == 1
     assert capsys.readouterr().err == "error: No space left on device\n"
     assert run(raises(MemoryError()), []) == 1
-    assert capsys.readouterr().err == "error: out of memory: wanted more memory than there is\n"
+    assert capsys.readouterr().err == "error: out of memory: needed more memory than is available\n"
     assert run(raises(KeyboardInterrupt()), []) == 130
     with pytest.raises(ZeroDivisionError):
         run(raises(ZeroDivisionError()), [])

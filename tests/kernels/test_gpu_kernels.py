@@ -271,9 +271,9 @@ def test_launch_shapes_change_only_when_tuned(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dim": 0}, "dim: got 0, wanted at least 1"),
-        ({"dim": 4, "score": "rescal"}, "score: got 'rescal'"),
-        ({"dim": 4, "dtype": torch.int64}, "dtype: got torch.int64"),
+        ({"dim": 0}, "dim: expected at least 1, got 0"),
+        ({"dim": 4, "score": "rescal"}, "score: expected one of .*, got 'rescal'"),
+        ({"dim": 4, "dtype": torch.int64}, "dtype: expected .*, got torch.int64"),
     ],
 )
 def test_invalid_tuning_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

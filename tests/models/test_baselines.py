@@ -1,4 +1,4 @@
-"""The baselines: scores against formulas and PyKEEN, graph networks against algebra and PyG, training."""
+"""Baselines: scores against formulas and PyKEEN, graph networks against algebra and PyG, and training."""
 
 import json
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def complex_row(row: Tensor) -> Tensor:
 
 
 def by_formula(model: RelationModel, name: str, h: int, r: int, t: int) -> Tensor:
-    """The score of one triple, written out."""
+    """The score of one triple, from its formula."""
     e_h, e_r, e_t = rows(model, h, r, t)
     if name == "distmult":
         return (e_h * e_r * e_t).sum()
@@ -94,7 +94,7 @@ def by_formula(model: RelationModel, name: str, h: int, r: int, t: int) -> Tenso
 
 
 def by_pykeen(modules: Any, model: RelationModel, name: str) -> Callable[[int, int, int], Tensor]:
-    """PyKEEN's interaction of the same name, given the model's rows in its format."""
+    """PyKEEN's interaction with the same name, on the model's rows in its format."""
     if name in ("complex", "rotate"):
         interaction = modules.ComplExInteraction() if name == "complex" else modules.RotatEInteraction()
 
@@ -109,7 +109,7 @@ def by_pykeen(modules: Any, model: RelationModel, name: str) -> Callable[[int, i
 
         def score(h: int, r: int, t: int) -> Tensor:
             head, relation, tail = (row.chunk(2) for row in rows(model, h, r, t))
-            # it multiplies first with first and second with second: the tail's halves change places
+            # PyKEEN multiplies equal halves, so swap the halves of the tail
             return cast("Tensor", interaction(head, relation, tail[::-1]))
 
         return score
@@ -130,7 +130,7 @@ def by_pykeen(modules: Any, model: RelationModel, name: str) -> Callable[[int, i
 
 
 def assert_scores(name: str, one: Callable[[int, int, int], Tensor], model: RelationModel) -> None:
-    """Compare a model's scores of some pairs with those of single triples."""
+    """Compare a model's scores of some pairs with the scores of single triples."""
     pairs = torch.tensor([[0, 1], [5, 5], [2, 6]])
     actual = model.relation_scores(model.inputs(GRAPH), pairs)
     wanted = torch.stack([torch.stack([one(h, r, t) for r in range(R)]) for h, t in pairs.tolist()])
@@ -138,26 +138,26 @@ def assert_scores(name: str, one: Callable[[int, int, int], Tensor], model: Rela
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_scores_are_their_formulas(name: str) -> None:
+def test_scores_match_their_formulas(name: str) -> None:
     model = made(name)
     assert_scores(name, lambda h, r, t: by_formula(model, name, h, r, t), model)
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_scores_are_those_of_pykeen(name: str, peer: Callable[[str], Any]) -> None:
+def test_scores_match_pykeen(name: str, peer: Callable[[str], Any]) -> None:
     model = made(name)
     assert_scores(name, by_pykeen(peer("pykeen.nn.modules"), model, name), model)
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_plain_score_has_no_context(name: str) -> None:
+def test_plain_models_do_not_refine_entities(name: str) -> None:
     model = made(name)
     for refined, table in zip(model.refine(GRAPH), model.inputs(GRAPH), strict=True):
         assert_bitwise_equal(refined, table)
 
 
 def adjacency(graph: ContextGraph, mask: Tensor | None) -> Tensor:
-    """A_r of all 2R relations, (2R, N, N): the mean over the neighbours that the mask leaves."""
+    """A_r of all 2R relations, (2R, N, N): the mean over the unmasked neighbors."""
     head, relation, tail = graph.context_triples
     live = torch.ones(len(head), dtype=torch.bool) if mask is None else ~mask.repeat(2)
     dense = torch.zeros(2 * graph.num_relations, graph.num_entities, graph.num_entities, dtype=torch.float64)
@@ -168,7 +168,7 @@ def adjacency(graph: ContextGraph, mask: Tensor | None) -> Tensor:
 
 
 def relation_matrices(layer: RGCNLayer) -> Tensor:
-    """The 2R matrices (2R, d, d) that a layer stands for."""
+    """The 2R relation matrices (2R, d, d) of a layer."""
     if layer.coefficients is not None:
         return torch.einsum("rb,bde->rde", layer.coefficients, layer.matrices)
     return torch.stack([torch.block_diag(*blocks) for blocks in layer.matrices])  # type: ignore[no-untyped-call]
@@ -184,7 +184,7 @@ def rgcn_layer(graph: ContextGraph, decomposition: str, dtype: torch.dtype = tor
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
 @pytest.mark.parametrize("graph_name", CPU_GRAPHS)
-def test_rgcn_layer_is_its_dense_algebra(graph_name: str, decomposition: str, masked: bool) -> None:
+def test_rgcn_layer_matches_dense_algebra(graph_name: str, decomposition: str, masked: bool) -> None:
     x, _, graph, mask = layer_inputs(graph_name, D, torch.float64)
     layer = rgcn_layer(graph, decomposition)
     x.requires_grad_()
@@ -203,7 +203,7 @@ def test_rgcn_layer_is_its_dense_algebra(graph_name: str, decomposition: str, ma
 
 
 @pytest.mark.parametrize("decomposition", DECOMPOSITIONS)
-def test_rgcn_layer_is_that_of_torch_geometric(decomposition: str, peer: Callable[[str], Any]) -> None:
+def test_rgcn_layer_matches_torch_geometric(decomposition: str, peer: Callable[[str], Any]) -> None:
     geometric = peer("torch_geometric.nn")
     x, _, graph, _ = layer_inputs("degrees", D, torch.float32)
     layer = rgcn_layer(graph, decomposition, torch.float32)
@@ -219,7 +219,7 @@ def test_rgcn_layer_is_that_of_torch_geometric(decomposition: str, peer: Callabl
     assert_close(layer(x, graph), theirs(x, torch.stack([tail, head]), relation), slack=5.0)
 
 
-def test_rgcn_puts_relu_between_its_layers() -> None:
+def test_rgcn_applies_relu_between_layers() -> None:
     x, _, graph, mask = layer_inputs("degrees", D, torch.float64)
     model = RGCN(graph.num_entities, graph.num_relations, dim=D, layers=3, dtype=torch.float64).eval()
     with torch.no_grad():
@@ -233,7 +233,7 @@ def test_rgcn_puts_relu_between_its_layers() -> None:
 
 
 def composed(composition: str, e: Tensor, z: Tensor) -> Tensor:
-    """phi(e, z) of one row each, number by number as it is defined."""
+    """phi(e, z) of single rows, number by number from the definition."""
     d = len(e)
     if composition == "corr":
         return torch.stack(
@@ -245,7 +245,7 @@ def composed(composition: str, e: Tensor, z: Tensor) -> Tensor:
 def compgcn_by_hand(
     layer: CompGCNLayer, x: Tensor, z: Tensor, graph: ContextGraph, mask: Tensor | None
 ) -> Tensor:
-    """The entities after a layer: a loop over entities, their triples and both directions."""
+    """The entities after a layer, from a loop over entities, their triples and both directions."""
     triples = torch.stack(graph.context_triples, 1)
     if mask is not None:
         triples = triples[~mask.repeat(2)]
@@ -265,7 +265,7 @@ def compgcn_by_hand(
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 @pytest.mark.parametrize(("graph_name", "dim"), [("degrees", 6), ("duplicates", 6), ("sparse", 5)])
-def test_compgcn_layer_by_hand(graph_name: str, dim: int, composition: str, masked: bool) -> None:
+def test_compgcn_layer_matches_a_loop(graph_name: str, dim: int, composition: str, masked: bool) -> None:
     x, z, graph, mask = layer_inputs(graph_name, dim, torch.float64)
     random = torch.Generator().manual_seed(3)
     layer = CompGCNLayer(dim, composition=composition, generator=random, dtype=torch.float64)
@@ -284,7 +284,7 @@ def test_compgcn_layer_by_hand(graph_name: str, dim: int, composition: str, mask
         assert_close(ours, theirs, name=name, slack=10.0)
 
 
-def test_compgcn_stacks_its_layers() -> None:
+def test_compgcn_applies_its_layers_in_order() -> None:
     x, z, graph, mask = layer_inputs("degrees", D, torch.float64)
     model = CompGCN(graph.num_entities, graph.num_relations, dim=D, layers=2, dtype=torch.float64).eval()
     with torch.no_grad():
@@ -297,7 +297,7 @@ def test_compgcn_stacks_its_layers() -> None:
 
 
 @pytest.mark.parametrize("composition", COMPOSITIONS)
-def test_compgcn_gives_the_same_bits_again(composition: str) -> None:
+def test_compgcn_is_bitwise_repeatable(composition: str) -> None:
     x, z, graph, mask = layer_inputs("hubs", D, torch.float32)
     layer = CompGCNLayer(D, composition=composition, generator=torch.Generator().manual_seed(3))
     x.requires_grad_()
@@ -310,7 +310,7 @@ def test_compgcn_gives_the_same_bits_again(composition: str) -> None:
 
 @pytest.mark.parametrize("name", ["rgcn", "compgcn"])
 @pytest.mark.parametrize(("worth", "threads"), [(0, 2), (2**60, 1)])
-def test_few_numbers_are_left_to_one_thread(
+def test_small_sums_use_one_thread(
     name: str, worth: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, graph, mask = layer_inputs("degrees", D, torch.float32)
@@ -351,7 +351,7 @@ def test_a_graph_first_used_in_inference_mode_trains(name: str) -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("graph_name", ["degrees", "duplicates", "sparse"])
-def test_a2n_by_hand(graph_name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a2n_matches_a_loop(graph_name: str, masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(a2n, "_BLOCK", 7)
     x, y, graph, mask = layer_inputs(graph_name, D, torch.float64)
     model = A2N(graph.num_entities, graph.num_relations, dim=D, dtype=torch.float64).eval()
@@ -380,7 +380,7 @@ def test_a2n_by_hand(graph_name: str, masked: bool, monkeypatch: pytest.MonkeyPa
         assert_close(ours, theirs, name=name, slack=10.0)
 
 
-def test_orders_of_a_graph_are_made_once_and_go_with_it() -> None:
+def test_sorted_orders_of_a_graph_are_cached_and_freed_with_it() -> None:
     graph = ContextGraph.from_triples(torch.tensor([[0, 1, 2], [3, 0, 1]]), 5, 2)
     assert neighbours(graph) is neighbours(graph)
     again = ContextGraph.from_triples(graph.triples, 5, 2)
@@ -388,7 +388,7 @@ def test_orders_of_a_graph_are_made_once_and_go_with_it() -> None:
 
 
 def closed_form(name: str, n: int, r: int, d: int, layers: int, bases: int, decomposition: str) -> int:
-    """Parameters without bias and unknown vectors."""
+    """Number of parameters without bias and unknown vectors."""
     tables = n * d + r * d
     if name == "lightcake":
         return tables + (r * d if layers else 0)
@@ -442,7 +442,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN[:1] + PLAIN[4:])
-def test_a_length_of_zero_has_no_gradient(name: str) -> None:
+def test_zero_distance_has_zero_gradient(name: str) -> None:
     model = made(name)
     with torch.no_grad():
         model.relations.zero_()
@@ -453,7 +453,7 @@ def test_a_length_of_zero_has_no_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "lightcake"])
-def test_the_driver_trains_every_model(name: str, tmp_path: Path) -> None:
+def test_train_command_trains_every_model(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = ["--dataset", "family:60", "--model", name, "--dim", "8", "--batch-size", "64", "--lr", "0.02"]
     flags += ["--epochs", "3", "--patience", "3", "--quiet", "--out", str(folder)]
@@ -485,7 +485,7 @@ def test_the_driver_trains_every_model(name: str, tmp_path: Path) -> None:
         ({"model": "rgcn", "bases": 0}, "bases: got 0, wanted a whole number of at least 1"),
     ],
 )
-def test_settings_that_a_model_does_not_have(flags: dict[str, Any], message: str) -> None:
+def test_unknown_settings_of_a_model_are_rejected(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         resolve(flags)
 
@@ -493,14 +493,14 @@ def test_settings_that_a_model_does_not_have(flags: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"model": "complex", "dim": 5}, "dim: got 5, wanted an even number for complex"),
-        ({"model": "rotate", "dim": 7}, "dim: got 7, wanted an even number for rotate"),
+        ({"model": "complex", "dim": 5}, "dim: expected an even number for complex, got 5"),
+        ({"model": "rotate", "dim": 7}, "dim: expected an even number for rotate, got 7"),
         (
             {"model": "rgcn", "decomposition": "block", "dim": 10, "bases": 4},
             "dim: got 10, wanted a multiple of the 4 blocks",
         ),
     ],
 )
-def test_widths_that_do_not_fit(flags: dict[str, Any], message: str) -> None:
+def test_unsuitable_widths_are_rejected(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         build_model(resolve(flags), N, R)

@@ -1,4 +1,4 @@
-"""Scores of all entities against the score of each triple alone, and their loss against PyTorch's."""
+"""Entity scores against the score of each single triple, and their loss against PyTorch."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def plain_model(score: str) -> PlainModel:
 
 
 def one_by_one(model: RelationModel, tables: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
-    """Scores (B, N) from the model's scores of pairs, of the one relation that is asked about."""
+    """Scores (B, N) from the model's pair scores, for the relation of each question."""
     entities, relations = tables
     rows = [
         model._score(entities[h].expand(N, -1), relations[r : r + 1], entities)[:, 0]
@@ -40,7 +40,7 @@ def one_by_one(model: RelationModel, tables: tuple[Tensor, Tensor], questions: T
 
 @pytest.mark.parametrize("score", PLAIN)
 @pytest.mark.parametrize("block", [1, 40, 2**22])
-def test_all_entities_score_as_their_triples(score: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entity_scores_match_triple_scores(score: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK", block)
     model = plain_model(score)
     tables = model.inputs(GRAPH)
@@ -49,7 +49,7 @@ def test_all_entities_score_as_their_triples(score: str, block: int, monkeypatch
 
 
 @pytest.mark.parametrize("score", FUSED)
-def test_a_context_model_scores_refined_rows(score: str) -> None:
+def test_context_models_score_refined_rows(score: str) -> None:
     generator = torch.Generator().manual_seed(1)
     model = LightCAKE(N, R, dim=D, layers=2, score=score, generator=generator, dtype=torch.float64)
     triples = np.random.default_rng(1).integers(0, [N, R, N], (60, 3))
@@ -62,7 +62,7 @@ def test_a_context_model_scores_refined_rows(score: str) -> None:
 @pytest.mark.parametrize("score", PLAIN)
 @pytest.mark.parametrize(("block", "kept"), [(2**22, 2**25), (40, 2**25), (40, 0)])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_and_its_gradient_are_those_of_all_scores_at_once(
+def test_blockwise_loss_and_gradient_match_pytorch(
     score: str, block: int, kept: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "BLOCK", block)
@@ -82,7 +82,7 @@ def test_the_loss_and_its_gradient_are_those_of_all_scores_at_once(
 
 
 @pytest.mark.parametrize("score", PLAIN)
-def test_no_block_is_larger_than_told(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_respect_their_maximum_size(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "BLOCK", 40)
     monkeypatch.setattr(blocks, "KEPT", 0)
     model = plain_model(score)
@@ -100,7 +100,7 @@ def test_no_block_is_larger_than_told(score: str, monkeypatch: pytest.MonkeyPatc
     assert [tensor.numel() for tensor in made] == 3 * [40]  # one forward, two backward
 
 
-def test_a_score_of_ones_own_asks_triple_by_triple(registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_scores_rank_entities(registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
     register_score(
         "other",
         Score(
@@ -123,7 +123,7 @@ def test_a_score_of_ones_own_asks_triple_by_triple(registry: None, monkeypatch: 
 
 
 @pytest.mark.parametrize("score", ["transe", "rotate"])
-def test_distances_far_from_the_origin_keep_their_digits(score: str) -> None:
+def test_distances_far_from_the_origin_are_accurate(score: str) -> None:
     generator = torch.Generator().manual_seed(2)
     heads, relations, entities = (torch.randn(N, D, generator=generator) for _ in range(3))
     relations = of_modulus_one(relations) if score == "rotate" else relations
@@ -137,7 +137,7 @@ def test_distances_far_from_the_origin_keep_their_digits(score: str) -> None:
 
 
 @pytest.mark.parametrize("score", ["transe", "rotate"])
-def test_an_entity_at_the_point_itself_has_a_small_distance_and_no_gradient(score: str) -> None:
+def test_entity_at_the_query_point_has_small_distance_and_zero_gradient(score: str) -> None:
     entities = torch.randn(N, D, generator=torch.Generator().manual_seed(3)).requires_grad_()
     nothing = torch.zeros(N, D)
     nothing[:, : D // 2] = score == "rotate"
@@ -149,17 +149,17 @@ def test_an_entity_at_the_point_itself_has_a_small_distance_and_no_gradient(scor
     assert (gradient == 0).all()
 
 
-def test_entities_that_are_all_zero_have_finite_gradients() -> None:
+def test_zero_entities_have_finite_gradients() -> None:
     heads, entities = (torch.zeros(n, D, requires_grad=True) for n in (2, 3))
     log_sums, _ = ask("rotate", heads, torch.ones(2, D), Spread.of(entities)).log_sums(entities)
     for gradient in torch.autograd.grad(log_sums.sum(), (heads, entities)):
         assert (gradient == 0).all()
 
 
-def test_models_that_do_not_rank_entities_say_so() -> None:
+def test_models_without_entity_ranking_raise() -> None:
     model = TransR(N, R, dim=D)
-    with pytest.raises(InputError, match="TransR does not rank entities"):
+    with pytest.raises(InputError, match="expected one that ranks entities, got TransR"):
         model.entity_scores((model.entities, model.relations), QUESTIONS)
     plain = PlainModel(N, R, dim=D, score="distmult")
-    with pytest.raises(InputError, match="without rows of inverse relations"):
+    with pytest.raises(InputError, match="without rows for inverse relations"):
         plain.entity_scores((plain.entities, plain.relations), QUESTIONS)

@@ -23,7 +23,7 @@ from tests.support.comparison import assert_bitwise_equal
 
 
 def brute_force_rank(scores: list[float], true: int, known: set[int], ties: str) -> float:
-    """The rank by the definition: sort the candidates, look at the places that the true one can take."""
+    """The rank from its definition: sort the candidates and list the possible positions of the true one."""
     candidates = [r for r in range(len(scores)) if r == true or r not in known]
     ordered = sorted(candidates, key=lambda r: (-scores[r], r))
     places = [place for place, r in enumerate(ordered, start=1) if scores[r] == scores[true]]
@@ -36,7 +36,7 @@ def brute_force_rank(scores: list[float], true: int, known: set[int], ties: str)
 
 
 def small_graph(seed: int, entities: int = 6, relations: int = 5, triples: int = 40) -> KnowledgeGraph:
-    """Few entities and relations, so that pairs hold several relations and unseen entities occur."""
+    """Few entities and relations, so that pairs have several relations and unseen entities occur."""
     random = np.random.default_rng(seed)
     splits = []
     for count in (triples // 4, triples // 2, triples // 2):
@@ -50,13 +50,13 @@ def small_graph(seed: int, entities: int = 6, relations: int = 5, triples: int =
 @pytest.mark.parametrize("ties", TIES)
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), levels=st.sampled_from([1, 2, 4, 1000]))
-def test_ranks_equal_brute_force(ties: str, seed: int, levels: int) -> None:
+def test_ranks_match_brute_force(ties: str, seed: int, levels: int) -> None:
     graph = small_graph(seed)
     known: dict[tuple[int, int], set[int]] = {}
     for split in (graph.train, graph.valid, graph.test):
         for h, r, t in split.tolist():
             known.setdefault((h, t), set()).add(r)
-    # few levels of score make ties, up to all relations equal
+    # few score levels make many ties
     table = np.random.default_rng(seed).integers(0, levels, (6, 6, graph.num_relations)).astype(np.float32)
 
     def score(pairs: torch.Tensor) -> torch.Tensor:
@@ -94,8 +94,8 @@ def expected_metrics(ranks: list[float]) -> dict[str, Any]:
         ("index", [3.0, 1.0]),
     ],
 )
-def test_ties_and_filter_by_hand(ties: str, expected: list[float]) -> None:
-    # row 0: relation 0 ties with the true 3, relation 1 is better, relation 2 is better but known
+def test_ties_and_filter_match_hand_computed_ranks(ties: str, expected: list[float]) -> None:
+    # row 0: relation 0 ties with the true relation 3; relation 1 is better; relation 2 is better but known
     scores = torch.tensor([[1.0, 2.0, 3.0, 1.0], [0.0, 0.0, 0.0, 7.0]])
     known = torch.tensor([0, 0, 1]), torch.tensor([2, 3, 3])
     assert relation_ranks(scores, torch.tensor([3, 3]), known, ties=ties).tolist() == expected
@@ -108,9 +108,9 @@ def test_known_pairs_are_directed() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64])
-def test_keys_do_not_overflow_at_wikidata_size(kind: type[np.integer[Any]]) -> None:
+def test_lookup_keys_do_not_overflow_at_wikidata_size(kind: type[np.integer[Any]]) -> None:
     entities = 4_600_000
-    # the key of (933, 3,167,296) is 2^32, of which 32 bits leave that of (0, 0)
+    # the key of (933, 3,167,296) is 2^32; truncated to 32 bits it would equal the key of (0, 0)
     first = [[entities - 1, 0, entities - 1], [0, 1, entities - 1]]
     triples = np.array([*first, [933, 2, 3_167_296], [0, 0, 0]], kind)
     rows, relations = KnownRelations(triples, entities)(triples[:, [0, 2]])
@@ -124,31 +124,31 @@ def test_keys_do_not_overflow_at_wikidata_size(kind: type[np.integer[Any]]) -> N
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_non_finite_scores_are_an_error(value: float) -> None:
+def test_non_finite_scores_raise(value: float) -> None:
     scores = torch.zeros(4, 5)
     scores[1, 2] = scores[3, 3] = value
     with pytest.raises(NonFiniteScoresError, match=r"^2 of 20 scores are NaN or infinite$"):
         relation_ranks(scores, torch.zeros(4, dtype=torch.int64))
 
 
-def test_a_known_relation_with_a_broken_score_is_an_error_too() -> None:
+def test_non_finite_scores_of_filtered_relations_raise() -> None:
     known = torch.tensor([0]), torch.tensor([1])
     with pytest.raises(NonFiniteScoresError):
         relation_ranks(torch.tensor([[1.0, float("nan")]]), torch.tensor([0]), known)
 
 
-def test_unknown_rule_for_ties() -> None:
-    with pytest.raises(ValueError, match="got 'mean', wanted one of realistic, "):
+def test_unknown_tie_policy_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"expected one of realistic, .*, got 'mean'"):
         relation_ranks(torch.zeros(1, 2), torch.tensor([0]), ties="mean")
 
 
-def test_scores_are_left_as_they_were() -> None:
+def test_ranking_does_not_change_the_scores() -> None:
     scores = torch.arange(6.0).view(2, 3)
     relation_ranks(scores, torch.tensor([0, 1]), (torch.tensor([0]), torch.tensor([2])))
     assert scores.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
-def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_does_not_change_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = small_graph(3, entities=30, triples=200)
     table = torch.randn(30, 30, graph.num_relations, generator=torch.Generator().manual_seed(0))
 
@@ -162,7 +162,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     assert_bitwise_equal(ranks(), whole)
 
 
-def test_an_empty_split_has_no_means() -> None:
+def test_metrics_of_an_empty_split_are_none() -> None:
     graph = small_graph(0)
     empty = np.empty((0, 3), dtype=np.int64)
     ranks = triple_ranks(lambda pairs: torch.zeros(len(pairs), 5), empty, KnownRelations.of(graph))
@@ -180,7 +180,7 @@ def test_an_empty_split_has_no_means() -> None:
 @pytest.mark.parametrize("ties", TIES)
 @pytest.mark.parametrize("budget", [1, 13, 2**22])
 @pytest.mark.parametrize("levels", [1, 3, 1000])
-def test_entity_ranks_equal_brute_force(
+def test_entity_ranks_match_brute_force(
     ties: str, budget: int, levels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "SCORES_PER_BLOCK", budget)

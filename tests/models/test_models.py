@@ -1,4 +1,4 @@
-"""The model: its parameters, refinement and scores against formulas, dropout and unknown entities."""
+"""LightCAKE: parameters, refinement and scores against formulas, dropout and unseen entities."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_the_context_adds_no_weights(layers: int, relation_bias: bool, unseen_ra
 def test_tables_are_xavier_uniform() -> None:
     made = LightCAKE(300, 40, dim=60, layers=1, relation_bias=True, unseen_rate=0.1, generator=seeded())
     head, tail = made.get_parameter("unknown_head"), made.get_parameter("unknown_tail")
-    # a vector counts as a table of one row
+    # for Xavier a vector is a table with one row
     for table, rows in ((made.entities, 300), (made.relations, 80), (head, 1)):
         bound = (6 / (rows + 60)) ** 0.5
         assert table.abs().max() <= bound
@@ -66,7 +66,7 @@ def test_tables_are_xavier_uniform() -> None:
     assert not torch.equal(head, tail)
 
 
-def test_the_generator_alone_decides() -> None:
+def test_initial_values_depend_only_on_the_generator() -> None:
     state = torch.get_rng_state()
     first, again = (model(unseen_rate=0.3, relation_bias=True) for _ in range(2))
     for (name, a), b in zip(first.named_parameters(), again.parameters(), strict=True):
@@ -76,7 +76,7 @@ def test_the_generator_alone_decides() -> None:
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_every_layer_reads_half_width_rows(context: str, graph: ContextGraph) -> None:
+def test_every_layer_reads_bfloat16_rows(context: str, graph: ContextGraph) -> None:
     made = model(2, context=context, rows="bfloat16").eval()
     expected = made.inputs(graph)
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_every_layer_reads_half_width_rows(context: str, graph: ContextGraph) ->
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("score", CPU_SCORES)
 @pytest.mark.parametrize("layers", [0, 1, 3])
-def test_refine_is_that_many_layers(layers: int, score: str, context: str, graph: ContextGraph) -> None:
+def test_refine_applies_every_layer(layers: int, score: str, context: str, graph: ContextGraph) -> None:
     made = model(layers, score=score, context=context).eval()
     mask = torch.arange(graph.num_triples) % 4 == 0
     expected = made.inputs(graph)
@@ -125,7 +125,7 @@ def test_gradients_reach_every_parameter(score: str, layers: int, graph: Context
 @pytest.mark.parametrize("relation_bias", [False, True])
 @pytest.mark.parametrize("layers", [0, 2])
 @pytest.mark.parametrize("score", CPU_SCORES)
-def test_scores_of_all_raw_relations(
+def test_relation_scores_match_the_score_function(
     score: str, layers: int, relation_bias: bool, graph: ContextGraph
 ) -> None:
     made = model(layers, score=score, relation_bias=relation_bias).eval()
@@ -158,7 +158,7 @@ def test_scores_of_all_raw_relations(
 
 
 @pytest.mark.parametrize("score", CPU_SCORES)
-def test_without_layers_it_is_the_plain_model(score: str, graph: ContextGraph) -> None:
+def test_lightcake_without_layers_equals_the_plain_model(score: str, graph: ContextGraph) -> None:
     made = model(0, score=score).eval()
     plain = PlainModel(N, R, dim=D, score=score, generator=seeded(), dtype=torch.float64).eval()
     assert [name for name, _ in made.named_parameters()] == [name for name, _ in plain.named_parameters()]
@@ -168,7 +168,7 @@ def test_without_layers_it_is_the_plain_model(score: str, graph: ContextGraph) -
 
 
 def shortly_translated(near: float) -> tuple[Tensor, ...]:
-    """Heads, relations, and tails that lie where the relation of their number leads, all but."""
+    """Heads, relations, and tails very near to the head plus the relation with the same number."""
     random = seeded()
     heads, relations, off = (torch.randn(40, 64, generator=random, dtype=torch.float64) for _ in range(3))
     return heads, relations, heads + relations + near * off
@@ -184,13 +184,13 @@ def shortly_rotated(near: float) -> tuple[Tensor, ...]:
 
 
 def shortly_projected(near: float) -> tuple[Tensor, ...]:
-    """Most of the way from head to tail is along the normal, and does not count."""
+    """Most of the difference of head and tail is along the normal, so the projected distance is short."""
     random = seeded()
     heads, relations, normals, off = (
         torch.randn(40, 64, generator=random, dtype=torch.float64) for _ in range(4)
     )
     normals = functional.normalize(normals, dim=1)
-    relations -= (relations * normals).sum(1, keepdim=True) * normals  # else the way is never zero
+    relations -= (relations * normals).sum(1, keepdim=True) * normals  # otherwise no distance is zero
     return heads, torch.cat([relations, normals], 1), heads + relations + 20 * normals + near * off
 
 
@@ -199,8 +199,8 @@ SHORT = {"transe": shortly_translated, "rotate": shortly_rotated, "transh": shor
 
 @pytest.mark.parametrize("near", [1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-5])
 @pytest.mark.parametrize("score", SHORT)
-def test_a_short_distance_in_float32(score: str, near: float) -> None:
-    """The expanded square is a difference of large numbers: neither score nor gradient may be noise."""
+def test_short_distances_are_accurate_in_float32(score: str, near: float) -> None:
+    """The expanded square subtracts large numbers: score and gradient must not be noise."""
     rows = [row.float().requires_grad_() for row in SHORT[score](near)]
     h, r, t = (row.double() for row in rows)
     named = score_named(score)
@@ -215,16 +215,16 @@ def test_a_short_distance_in_float32(score: str, near: float) -> None:
 
 
 @pytest.mark.parametrize("score", SHORT)
-def test_a_distance_of_zero_has_no_noise(score: str) -> None:
+def test_zero_distance_has_no_rounding_noise(score: str) -> None:
     rows = [row.float() for row in SHORT[score](0.0)]
     rows[2].requires_grad_()
     scores = scorers.SCORERS[score](*rows).diagonal()
-    assert (scores.abs() < 1e-5).all()  # the roundings of the rows
+    assert (scores.abs() < 1e-5).all()  # rounding of the rows
     (gradient,) = torch.autograd.grad(scores.sum(), rows[2])
     assert (gradient.norm(dim=1) < 1.1).all()
 
 
-def test_transe_at_length_zero() -> None:
+def test_transe_at_zero_distance() -> None:
     made = model(0, score="transe")
     with torch.no_grad():
         made.relations[3] = made.entities[2] - made.entities[1]
@@ -245,7 +245,7 @@ def test_input_dropout(share: float, graph: ContextGraph) -> None:
         assert_close(table[kept], (full / (1 - share))[kept])
         deviation = (share * (1 - share) / table.numel()) ** 0.5
         assert abs((~kept).double().mean().item() - share) < 5 * deviation
-        # no row or column of its own share
+        # all rows and columns have about the same share
         assert (~kept).double().mean(0).std() < 3 * (share * (1 - share) / len(table)) ** 0.5
         assert (~kept).double().mean(1).std() < 3 * (share * (1 - share) / 63) ** 0.5
 
@@ -255,14 +255,14 @@ def test_row_dropout(graph: ContextGraph) -> None:
     entities, relations = made.refine(graph, generator=seeded())
     assert_bitwise_equal(relations, made.relations)
     dropped = (entities == 0).all(1)
-    assert_bitwise_equal(entities[~dropped], made.entities[~dropped])  # whole rows, without scaling
+    assert_bitwise_equal(entities[~dropped], made.entities[~dropped])  # whole rows, without rescaling
     assert abs(dropped.double().mean().item() - 0.2) < 5 * (0.2 * 0.8 / 4000) ** 0.5
 
 
-def test_dropout_comes_before_the_first_layer(graph: ContextGraph) -> None:
+def test_dropout_is_applied_before_the_first_layer(graph: ContextGraph) -> None:
     made = model(2, input_dropout=0.3, row_dropout=0.4)
     actual = made.refine(graph, generator=seeded(3))
-    made.layers = 0  # what the first layer is given: the draws are the same
+    made.layers = 0  # the input of the first layer, with the same random numbers
     expected = made.refine(graph, generator=seeded(3))
     assert (expected[0] == 0).all(1).any()
     for _ in range(2):
@@ -274,7 +274,7 @@ def test_dropout_comes_before_the_first_layer(graph: ContextGraph) -> None:
 @pytest.mark.parametrize(
     "options", [{"input_dropout": 0.3}, {"row_dropout": 0.3}, {"unseen_rate": 0.3}], ids=str
 )
-def test_draws_come_from_the_generator_and_only_in_training(
+def test_dropout_uses_the_generator_and_only_in_training(
     options: dict[str, Any], graph: ContextGraph
 ) -> None:
     made, pairs = model(**options), graph.triples[:, [0, 2]]
@@ -305,7 +305,7 @@ def test_unknown_vectors_in_training() -> None:
         name: torch.isclose(actual, wanted).all(1)
         for name, wanted in (("plain", plain), ("no head", no_head), ("no tail", no_tail))
     }
-    assert (torch.stack(list(found.values())).sum(0) == 1).all()  # never both at once
+    assert (torch.stack(list(found.values())).sum(0) == 1).all()  # never both in one pair
     for name, share in (("plain", 0.6), ("no head", 0.2), ("no tail", 0.2)):
         assert abs(found[name].double().mean().item() - share) < 5 * (0.25 / len(pairs)) ** 0.5
 
@@ -323,7 +323,7 @@ def test_unknown_vectors_in_evaluation() -> None:
     assert_close(made.relation_scores((x, y), pairs), (x[pairs[:, 0]] * x[pairs[:, 1]]) @ y.T)
 
 
-def test_without_unknown_vectors_seen_changes_nothing() -> None:
+def test_seen_has_no_effect_without_unknown_vectors() -> None:
     made = model(0).eval()
     refined, pairs = (made.entities, made.relations), torch.tensor([[0, 1], [3, 1]])
     unseen = torch.zeros(N, dtype=torch.bool)
@@ -335,21 +335,21 @@ def test_without_unknown_vectors_seen_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_entities": 0}, "num_entities: got 0, wanted at least 1"),
-        ({"num_relations": 0}, "num_relations: got 0"),
-        ({"dim": 0}, "dim: got 0"),
-        ({"layers": -1}, "layers: got -1, wanted at least 0"),
-        ({"input_dropout": 1.0}, "input_dropout: got 1.0, wanted at least 0 and below 1"),
-        ({"row_dropout": -0.1}, "row_dropout: got -0.1"),
-        ({"unseen_rate": float("nan")}, "unseen_rate: got nan"),
-        ({"score": "rescal"}, "score: got 'rescal', wanted one of distmult, transe, complex, simple"),
-        ({"score": "complex", "dim": 7}, "dim: got 7, wanted a multiple of 2 for score 'complex'"),
+        ({"num_entities": 0}, "num_entities: expected at least 1, got 0"),
+        ({"num_relations": 0}, "num_relations: expected at least 1, got 0"),
+        ({"dim": 0}, "dim: expected at least 1, got 0"),
+        ({"layers": -1}, "layers: expected at least 0, got -1"),
+        ({"input_dropout": 1.0}, "input_dropout: expected 0 <= value < 1, got 1.0"),
+        ({"row_dropout": -0.1}, "row_dropout: expected 0 <= value < 1, got -0.1"),
+        ({"unseen_rate": float("nan")}, "unseen_rate: expected 0 <= value < 1, got nan"),
+        ({"score": "rescal"}, "score: expected one of distmult, transe, complex, simple, .*, got 'rescal'"),
+        ({"score": "complex", "dim": 7}, "dim: expected a multiple of 2 for score 'complex', got 7"),
         (
             {"score": "mine:TURN"},
-            "score: got 'mine:TURN', which is code: wanted it given as --score mine:TURN",
+            "score: expected a registered score, got 'mine:TURN', which is code: .* give --score mine:TURN",
         ),
-        ({"context": "none"}, "context: got 'none', wanted one of both, entity, relation"),
-        ({"rows": "float16"}, "rows: got 'float16', wanted one of float32, bfloat16"),
+        ({"context": "none"}, "context: expected one of both, entity, relation, got 'none'"),
+        ({"rows": "float16"}, "rows: expected one of float32, bfloat16, got 'float16'"),
     ],
 )
 def test_wrong_arguments_are_refused(change: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Paths of two triples: their kinds against a search by hand, their term against dense algebra, no leak."""
+"""Paths of two triples: kinds against brute force, the term against dense algebra, no label leakage."""
 
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,14 @@ from tests.support.models import D, graph_named, made
 
 
 def all_pairs(graph: ContextGraph) -> Tensor:
-    """Every pair of some entities, and pairs with one that is not in the graph."""
+    """Every pair of some entities, and pairs with an entity that is not in the graph."""
     some = torch.arange(min(graph.num_entities, 12))
     pairs, n = torch.cartesian_prod(some, some), graph.num_entities
     return torch.cat([pairs, torch.tensor([[0, n], [n, 0], [n, n]])])
 
 
 def by_hand(graph: ContextGraph, pairs: Tensor) -> Tensor:
-    """How many paths of each kind join each pair: (B, 2R, 2R)."""
+    """Number of paths of each kind for each pair: (B, 2R, 2R)."""
     triples = set(zip(*(ids.tolist() for ids in graph.context_triples), strict=True))
     out: dict[int, list[tuple[int, int]]] = {}
     for head, relation, tail in triples:
@@ -54,7 +54,7 @@ def dense(found: PathKinds, relations: int) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CPU_GRAPHS)
-def test_kinds_of_paths(name: str) -> None:
+def test_path_kinds_match_brute_force(name: str) -> None:
     graph, relations = graph_named(name), 2 * graph_named(name).num_relations
     pairs = all_pairs(graph)
     expected = by_hand(graph, pairs).log1p()
@@ -65,15 +65,15 @@ def test_kinds_of_paths(name: str) -> None:
     assert_close(dense(found, relations), expected)
 
 
-def test_there_are_paths_to_count() -> None:
+def test_test_graphs_contain_paths() -> None:
     graph = graph_named("hubs")
     counts = by_hand(graph, all_pairs(graph))
     assert (counts > 1).any()
     assert (counts == 0).any()
 
 
-def test_more_paths_than_a_buffer_holds() -> None:
-    """Two hubs with 60 neighbours in common by 5 relations each: 1,500 paths of 25 kinds."""
+def test_buffers_grow_for_many_paths() -> None:
+    """Two hubs have 60 common neighbors by 5 relations each: 1,500 paths of 25 kinds."""
     ends = torch.cartesian_prod(torch.tensor([0, 1]), torch.arange(5), torch.arange(2, 62))
     graph = ContextGraph.from_triples(ends, 62, 5)
     found = evidence_of(graph).paths.of_pairs(torch.tensor([[0, 1], [2, 3], [0, 0]]), torch.float64)
@@ -87,7 +87,7 @@ def test_more_paths_than_a_buffer_holds() -> None:
         )
 
 
-def test_entities_are_sought_in_long_lists() -> None:
+def test_seek_finds_entities_in_long_lists() -> None:
     random = np.random.default_rng(0)
     other = np.sort(random.integers(0, 5000, 2000))
     for _ in range(300):
@@ -98,11 +98,11 @@ def test_entities_are_sought_in_long_lists() -> None:
 
 @pytest.mark.parametrize("links", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-def test_scores_and_gradients_are_those_of_dense_algebra(
+def test_path_scores_and_gradients_match_dense_algebra(
     name: str, links: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if links:
-        monkeypatch.setattr(blocks, "BLOCK", 5 * D)  # five kinds at once; some pairs have more
+        monkeypatch.setattr(blocks, "BLOCK", 5 * D)  # five kinds per block; some pairs have more
     graph = graph_named("duplicates")
     pairs = graph.triples[:, ::2]
     whole, plain = (made(name, graph, links=links, paths=with_them) for with_them in (True, False))
@@ -122,7 +122,7 @@ def test_scores_and_gradients_are_those_of_dense_algebra(
         assert_close(got, by_algebra)
 
 
-def test_at_first_paths_add_nothing_and_have_a_gradient() -> None:
+def test_initial_path_term_is_zero_with_a_gradient() -> None:
     graph = graph_named("hubs")
     model = MODELS["distmult"].make(graph.num_entities, graph.num_relations, dim=D, paths=True)
     found = evidence_of(graph).paths.of_pairs(graph.triples[:, ::2], torch.float32)
@@ -134,7 +134,7 @@ def test_at_first_paths_add_nothing_and_have_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("triple", ["single", "loop"])
-def test_no_target_leaks_into_its_own_paths(triple: str) -> None:
+def test_target_triples_do_not_change_their_paths(triple: str) -> None:
     graph = graph_named("duplicates")
     triples = graph.triples
     copies = (triples[:, None] == triples).all(2).sum(1) > 1
@@ -151,11 +151,11 @@ def test_no_target_leaks_into_its_own_paths(triple: str) -> None:
         assert_close(model.relation_scores(tables, pair, evidence), expected)
 
 
-def test_a_model_that_counts_paths_wants_them() -> None:
+def test_models_with_paths_require_path_evidence() -> None:
     graph = graph_named("degrees")
     model = made("distmult", graph, links=True, paths=True)
     links = evidence_of(graph).of_pairs(graph.triples[:, ::2], torch.float64).links
-    with pytest.raises(ValueError, match="paths: got None"):
+    with pytest.raises(ValueError, match=r"paths: expected .*, got None"):
         model.joined(links)
 
 
@@ -172,7 +172,7 @@ def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
     assert_same_bits(gradients, threads)
 
 
-def test_what_paths_do_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_options_with_paths_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="paths: got True for the task 'entity'"):
         Experiment.of(dataset="family:60", paths=True, dim=4, task="entity")
     monkeypatch.setattr(experiment, "wants_capture", lambda *_: True)
@@ -181,7 +181,7 @@ def test_what_paths_do_not_go_with(monkeypatch: pytest.MonkeyPatch) -> None:
         experiment.check(made.config, made.data)
 
 
-def test_paths_stay_on_under_torchrun(tmp_path: Path) -> None:
+def test_paths_work_under_torchrun(tmp_path: Path) -> None:
     flags: dict[str, Any] = {
         "dataset": "family:60",
         "paths": True,

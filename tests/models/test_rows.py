@@ -1,4 +1,4 @@
-"""The rows that a batch reads without what only other rows need, and its loss in blocks of pairs."""
+"""Requested rows without unnecessary work, and the loss in blocks of pairs."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def made(name: str, graph: ContextGraph, **options: Any) -> RelationModel:
 
 
 def assert_same_rows(model: RelationModel, graph: ContextGraph, mask: Tensor, rows: Tensor) -> None:
-    """Rows and gradients are those of all rows, of which these are taken."""
+    """Compare rows and gradients with a selection from all rows."""
     parameters = dict(model.named_parameters())
     found = []
     for wanted in (rows, None):
@@ -51,7 +51,7 @@ def assert_same_rows(model: RelationModel, graph: ContextGraph, mask: Tensor, ro
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("mixing", [False, True])
 @pytest.mark.parametrize("cutting", [0, 80])
-def test_some_rows_are_those_of_all(
+def test_requested_rows_equal_rows_of_the_whole_layer(
     cutting: int, mixing: bool, context: str, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows_module, "CUTTING", cutting)
@@ -67,7 +67,7 @@ def test_some_rows_are_those_of_all(
         assert_same_rows(model, graph, mask, chosen)
 
 
-def test_layers_before_the_last_make_only_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_layers_compute_only_the_rows_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "CUTTING", 0)
     chain = ContextGraph.from_triples([[n, 0, n + 1] for n in range(40)], 41, 1)
     model, made_rows = made("lightcake", chain, layers=3, context="entity"), []
@@ -82,7 +82,7 @@ def test_layers_before_the_last_make_only_what_it_reads(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_gives_some_rows(name: str) -> None:
+def test_every_model_computes_requested_rows(name: str) -> None:
     _, _, graph, mask = layer_inputs("duplicates", 1, torch.float64)
     layers = [{"layers": layers} for layers in (0, 1) if layers or name == "lightcake"]
     for options in layers if "layers" in MODELS[name].arguments else [{}]:
@@ -121,7 +121,7 @@ def pair_losses(
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_in_blocks_of_pairs_is_that_of_all_scores(
+def test_blockwise_pair_loss_matches_the_whole_loss(
     name: str, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     actual, expected = pair_losses(name, smoothing, monkeypatch)
@@ -130,7 +130,7 @@ def test_the_loss_in_blocks_of_pairs_is_that_of_all_scores(
 
 
 class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The numbers of the largest tensor that any operation makes."""
+    """Record the size of the largest tensor that an operation makes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -144,9 +144,7 @@ class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("name", ["distmult", "transe", "transh", "transr"])
-def test_no_tensor_of_the_loss_has_more_numbers_than_a_block(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loss_tensors_are_at_most_one_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs, relations = 600, 50
     model = made(name, ContextGraph.from_triples([[0, 0, 0]], 5, relations), relation_bias=True)
     rows, targets = torch.randn(2 * pairs, D, dtype=torch.float64), torch.arange(pairs) % relations
@@ -158,11 +156,11 @@ def test_no_tensor_of_the_loss_has_more_numbers_than_a_block(
         return int(seen.numbers)
 
     assert largest() >= pairs * model.entries
-    monkeypatch.setattr(blocks, "BLOCK", 8000)  # more than rows and weights have, less than the scores
+    monkeypatch.setattr(blocks, "BLOCK", 8000)  # larger than rows and weights, smaller than the scores
     assert largest() == 8000 // model.entries * model.entries
 
 
-def test_evaluation_takes_the_pairs_that_fit_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_scores_as_many_pairs_as_fit_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert metrics.pairs_per_block(237) == metrics.PAIRS_PER_BLOCK
     monkeypatch.setattr(metrics, "SCORES_PER_BLOCK", 100)
     assert [metrics.pairs_per_block(entries) for entries in (7, 100, 101)] == [14, 1, 1]

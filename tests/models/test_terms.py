@@ -1,4 +1,4 @@
-"""Profile, links and mixing: against dense float64 algebra, and that no target leaks into its own score."""
+"""Profile, links and mixing against dense float64 algebra, without label leakage."""
 
 from typing import Any
 
@@ -45,14 +45,14 @@ def profile(triples: set[tuple[int, int, int]], entity: int, relations: int) -> 
 
 
 def dense(rows: Weighed, relations: int) -> Tensor:
-    """A sparse matrix as a dense one."""
+    """A sparse matrix as a dense matrix."""
     lists = torch.arange(len(rows.bounds) - 1).repeat_interleave(rows.bounds.diff())
     matrix = torch.zeros(len(rows.bounds) - 1, relations, dtype=rows.weight.dtype)
     return matrix.index_put_((lists, rows.relation), rows.weight, accumulate=True)
 
 
 def by_hand(graph: ContextGraph, pairs: Tensor, targets: Tensor | None) -> list[Tensor]:
-    """Profiles of heads and tails, and links, each (B, 2R): a target is taken out of the set of triples."""
+    """Profiles of heads and tails, and links, each (B, 2R), without the target in the set of triples."""
     half, rows = graph.num_relations, []
     for n, (h, t) in enumerate(pairs.tolist()):
         triples = known(graph)
@@ -67,7 +67,7 @@ def by_hand(graph: ContextGraph, pairs: Tensor, targets: Tensor | None) -> list[
 @pytest.mark.usefixtures("filled_up")
 @pytest.mark.parametrize("name", ["degrees", "duplicates"])
 @pytest.mark.parametrize("training", [False, True])
-def test_evidence_is_counted_over_distinct_triples(name: str, training: bool) -> None:
+def test_evidence_counts_distinct_triples(name: str, training: bool) -> None:
     graph = graph_named(name)
     pairs, targets = graph.triples[:, ::2], graph.triples[:, 1]
     if not training:
@@ -80,7 +80,7 @@ def test_evidence_is_counted_over_distinct_triples(name: str, training: bool) ->
     assert any(expected.any() for expected in wanted)
 
 
-def test_a_graph_without_triples_says_nothing() -> None:
+def test_graph_without_triples_gives_empty_evidence() -> None:
     graph = ContextGraph.from_triples(torch.empty(0, 3, dtype=torch.int64), 4, 3)
     pairs = torch.tensor([[0, 1], [2, 2], [4, 0]])
     found = evidence_of(graph).of_pairs(pairs, torch.float32)
@@ -94,7 +94,7 @@ def test_a_graph_without_triples_says_nothing() -> None:
     assert not torch.autograd.grad(sums.sum(), table)[0].any()
 
 
-def test_pairs_and_entities_beyond_32_bits_stay_apart() -> None:
+def test_pair_numbers_beyond_32_bits_are_distinct() -> None:
     n = 2**18  # pairs up to 2^36, with 50,000 relations up to 2^52
     triples = torch.tensor([[n - 1, 24_999, n - 2], [n - 1, 1, n - 2], [n - 2, 24_999, n - 1]])
     graph = ContextGraph.from_triples(triples, n, 25_000)
@@ -105,7 +105,7 @@ def test_pairs_and_entities_beyond_32_bits_stay_apart() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name", CPU_GRAPHS)
-def test_profiles_of_all_entities_times_a_table(
+def test_profiles_times_matches_dense_algebra(
     name: str, masked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "_PIECE", 3)
@@ -126,7 +126,7 @@ def test_profiles_of_all_entities_times_a_table(
 
 @pytest.mark.usefixtures("filled_up")
 @pytest.mark.parametrize("name", MODELS)
-def test_scores_are_those_of_dense_algebra(name: str) -> None:
+def test_scores_match_dense_algebra(name: str) -> None:
     graph = graph_named("duplicates")
     model = made(name, graph, profile="score", links=True, relation_bias=True)
     pairs, targets = graph.triples[:, ::2], graph.triples[:, 1]
@@ -165,7 +165,7 @@ def test_the_input_profile_is_added_before_the_context(name: str) -> None:
 
 
 def training_scores(model: RelationModel, graph: ContextGraph, place: int, relation: int) -> Tensor:
-    """The scores of a triple of the graph as training computes them, said to have a relation."""
+    """The training scores of a triple in the graph, with `relation` as its target."""
     pairs = graph.triples[place : place + 1, ::2]
     mask = torch.arange(graph.num_triples) == place
     refined = model.refine(graph, mask=mask, backend="reference")
@@ -174,7 +174,7 @@ def training_scores(model: RelationModel, graph: ContextGraph, place: int, relat
 
 @pytest.mark.parametrize("name", CONTEXTUAL)
 @pytest.mark.parametrize("triple", ["single", "loop", "copied", "copied loop"])
-def test_no_target_leaks_into_its_own_score(name: str, triple: str) -> None:
+def test_target_triples_do_not_leak_into_their_score(name: str, triple: str) -> None:
     graph = graph_named("duplicates")
     triples = graph.triples
     head, relation, tail = triples.T
@@ -185,7 +185,7 @@ def test_no_target_leaks_into_its_own_score(name: str, triple: str) -> None:
     model = made(name, graph, profile="both", links=True, **options)
     scores = training_scores(model, graph, place, int(relation[place]))
 
-    # the graph without the triple says the same of its pair, where there is nothing to leave out
+    # the graph without the triple gives the same score, without an exclusion
     sizes = graph.num_entities, graph.num_relations
     without = ContextGraph.from_triples(triples[torch.arange(len(triples)) != place], *sizes)
     pair = triples[place : place + 1, ::2]
@@ -193,13 +193,13 @@ def test_no_target_leaks_into_its_own_score(name: str, triple: str) -> None:
     expected = model.relation_scores(model.refine(without, backend="reference"), pair, gone)
     assert_close(scores, expected)
 
-    # and so does the graph that gives it another relation
+    # the graph with another relation in this triple also gives the same score
     other = triples.clone()
     other[place, 1] = 1 - relation[place]
     relabelled = training_scores(model, ContextGraph.from_triples(other, *sizes), place, int(other[place, 1]))
     if "copied" not in triple and not (triples == other[place]).all(1).any():
         assert_close(relabelled, scores)
-    # with its evidence left in, the answer would show
+    # without the exclusion, the target changes the score
     seen = model.relation_scores(model.refine(graph, backend="reference"), pair, model.evidence(graph, pair))
     assert not torch.allclose(seen, scores, rtol=1e-3)
 
@@ -222,7 +222,7 @@ def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("score", SCORES)
-def test_mixing_multiplies_the_sums(score: str, context: str) -> None:
+def test_mixing_multiplies_the_context_sums(score: str, context: str) -> None:
     _, _, graph, mask = layer_inputs("degrees", 1, torch.float64)
     model = made("lightcake", graph, score=score, context=context, mixing=True)
     weights = dict(model.named_parameters())
@@ -243,7 +243,7 @@ def test_mixing_multiplies_the_sums(score: str, context: str) -> None:
     assert ("relation_mixing" in weights) == (context != "entity")
 
 
-def test_mixing_starts_as_the_paper_has_it() -> None:
+def test_initial_mixing_equals_the_paper() -> None:
     graph = graph_named("degrees")
     plain, mixed = (
         LightCAKE(
@@ -263,7 +263,7 @@ def test_mixing_starts_as_the_paper_has_it() -> None:
 
 @pytest.mark.parametrize("backend", ["numba", "reference"])
 @pytest.mark.parametrize("context", CONTEXTS)
-def test_sums_without_the_rows_that_they_are_added_to(context: str, backend: str) -> None:
+def test_residual_false_returns_only_the_context_sums(context: str, backend: str) -> None:
     x, y, graph, mask = layer_inputs("duplicates", D, torch.float64)
     options: dict[str, Any] = {"context": context, "mask": mask, "backend": backend}
     whole = context_layer(x, y, graph, **options)
@@ -273,27 +273,27 @@ def test_sums_without_the_rows_that_they_are_added_to(context: str, backend: str
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_input_profile_needs_a_context(name: str) -> None:
+def test_input_profile_requires_a_context(name: str) -> None:
     graph = graph_named("degrees")
     if name in CONTEXTUAL:
         assert made(name, graph, profile="both").input_profile is not None
         return
-    with pytest.raises(InputError, match="profile: got 'both' without context layers"):
+    with pytest.raises(InputError, match=r"profile: expected .* without context layers, got 'both'"):
         made(name, graph, profile="both")
 
 
-def test_a_model_with_terms_wants_evidence() -> None:
+def test_models_with_terms_require_evidence() -> None:
     graph = graph_named("degrees")
     pairs = torch.tensor([[0, 1]])
     for options in ({"profile": "score"}, {"links": True}):
         model = made("distmult", graph, **options)
-        with pytest.raises(ValueError, match="evidence: got None"):
+        with pytest.raises(ValueError, match=r"evidence: expected .*, got None"):
             model.relation_scores((model.entities, model.relations), pairs)
     model = made("distmult", graph)
     assert model.evidence(graph, pairs) is None
 
 
-def test_pairs_of_a_data_sets_ids_are_known_by_more_than_32_bits() -> None:
+def test_int32_pairs_use_64_bit_keys() -> None:
     entities = 100_000
     generator = torch.Generator().manual_seed(0)
     triples = torch.randint(entities, (500, 3), generator=generator) % torch.tensor([entities, 5, entities])

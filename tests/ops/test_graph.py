@@ -230,7 +230,7 @@ def test_a_graph_moves_with_its_plans() -> None:
 
 @pytest.mark.parametrize("device", [torch.float64, None, torch.zeros(1)])
 def test_moving_a_graph_requires_a_device(device: Any) -> None:
-    with pytest.raises(TypeError, match="wanted a device"):
+    with pytest.raises(TypeError, match="expected a device"):
         layer_inputs("hubs", 1, torch.float32)[2].to(device)
 
 
@@ -271,18 +271,18 @@ def test_repr_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("triples", "message"),
     [
-        (torch.zeros(4, 3), r"triples: got float32 \(4, 3\), wanted int32 or int64 \(T, 3\)"),
-        (torch.zeros(4, 3, dtype=torch.int16), r"triples: got int16"),
-        (torch.zeros(4, 2, dtype=torch.int64), r"triples: got int64 \(4, 2\)"),
-        (torch.zeros(3, dtype=torch.int64), r"triples: got int64 \(3,\)"),
-        (np.zeros((0, 2), np.int64), r"triples: got int64 \(0, 2\)"),
-        (torch.zeros(2**30, 3, dtype=torch.int64, device="meta"), r"triples: got 1073741824, .* 2\^30"),
-        (torch.tensor([[0, 0, 1], [5, 0, 0]]), "head ids: got 0 to 5, wanted 0 to 4"),
-        (torch.tensor([[-1, 0, 1]]), "head ids: got -1 to -1, wanted 0 to 4"),
-        (torch.tensor([[0, 2, 1]]), "relation ids: got 2 to 2, wanted 0 to 1"),
-        (torch.tensor([[0, -3, 1]]), "relation ids: got -3 to -3"),
-        (torch.tensor([[0, 0, 5]]), "tail ids: got 5 to 5, wanted 0 to 4"),
-        (torch.tensor([[0, 0, -7]]), "tail ids: got -7 to -7"),
+        (torch.zeros(4, 3), r"triples: expected int32 or int64 \(T, 3\), got float32 \(4, 3\)"),
+        (torch.zeros(4, 3, dtype=torch.int16), r"triples: expected .* got int16"),
+        (torch.zeros(4, 2, dtype=torch.int64), r"triples: expected .* got int64 \(4, 2\)"),
+        (torch.zeros(3, dtype=torch.int64), r"triples: expected .* got int64 \(3,\)"),
+        (np.zeros((0, 2), np.int64), r"triples: expected .* got int64 \(0, 2\)"),
+        (torch.zeros(2**30, 3, dtype=torch.int64, device="meta"), r"triples: .* 2\^30 - 64, got 1073741824"),
+        (torch.tensor([[0, 0, 1], [5, 0, 0]]), "head ids: expected 0 to 4, got 0 to 5"),
+        (torch.tensor([[-1, 0, 1]]), "head ids: expected 0 to 4, got -1 to -1"),
+        (torch.tensor([[0, 2, 1]]), "relation ids: expected 0 to 1, got 2 to 2"),
+        (torch.tensor([[0, -3, 1]]), "relation ids: expected 0 to 1, got -3 to -3"),
+        (torch.tensor([[0, 0, 5]]), "tail ids: expected 0 to 4, got 5 to 5"),
+        (torch.tensor([[0, 0, -7]]), "tail ids: expected 0 to 4, got -7 to -7"),
     ],
 )
 def test_wrong_triples_are_refused(triples: Any, message: str) -> None:
@@ -292,7 +292,7 @@ def test_wrong_triples_are_refused(triples: Any, message: str) -> None:
 
 @pytest.mark.parametrize("triples", [[["a", "b", "c"]], [[0, 0, 1], [0]], object()])
 def test_non_tables_of_ids_are_refused(triples: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"^triples: got .*wanted .*\(T, 3\)"):
+    with pytest.raises((TypeError, ValueError), match=r"^triples: expected .*\(T, 3\), got "):
         ContextGraph.from_triples(triples, 2, 1)
 
 
@@ -321,7 +321,7 @@ def test_sizes_must_be_integers(sizes: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("sizes", [(2**31, 1), (1, 2**30), (-3, 1), (1, -1)])
 def test_sizes_beyond_the_ids_dtype_are_refused(sizes: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="sizes: got"):
+    with pytest.raises(ValueError, match="sizes: expected"):
         ContextGraph.from_triples(torch.zeros(1, 3, dtype=torch.int64), *sizes)
 
 

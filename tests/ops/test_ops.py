@@ -288,39 +288,51 @@ def test_a_forked_child_can_call() -> None:
     [
         (
             {"score": "rescal"},
-            r"score: got 'rescal', wanted one of distmult, transe, complex, simple, rotate",
+            r"score: expected one of distmult, transe, complex, simple, rotate, .*, got 'rescal'",
         ),
         (
             {"score": "complex", "entities": torch.zeros(60, 5), "relations": torch.zeros(20, 5)},
-            r"entities: got width 5, wanted a multiple of 2 for score 'complex'",
+            r"entities: expected a multiple of 2 for score 'complex', got width 5",
         ),
-        ({"rows": "float16"}, r"rows: got 'float16', wanted one of float32, bfloat16"),
+        ({"rows": "float16"}, r"rows: expected one of float32, bfloat16, got 'float16'"),
         (
             {
                 "rows": "bfloat16",
                 "entities": torch.zeros(60, 4).half(),
                 "relations": torch.zeros(20, 4).half(),
             },
-            r"rows: got 'bfloat16' with entities of torch.float16, .*, wanted 'float32'",
+            r"rows: expected 'float32' for 16-bit .* got 'bfloat16' with entities of torch.float16",
         ),
-        ({"backend": "cuda"}, r"backend: got 'cuda', wanted one of auto, triton, numba, reference"),
-        ({"entities": torch.zeros(59, 4)}, r"entities: got shape \(59, 4\), wanted \(60, d\)"),
-        ({"entities": torch.zeros(60)}, r"entities: got shape \(60,\), wanted \(60, d\)"),
-        ({"entities": torch.zeros(60, 4).long()}, r"entities: got torch.int64, wanted a floating-point type"),
-        ({"relations": torch.zeros(10, 4)}, r"relations: got shape \(10, 4\), wanted \(20, d\)"),
+        ({"backend": "cuda"}, r"backend: expected one of auto, triton, numba, reference, got 'cuda'"),
+        ({"entities": torch.zeros(59, 4)}, r"entities: expected shape \(60, d\), got \(59, 4\)"),
+        ({"entities": torch.zeros(60)}, r"entities: expected shape \(60, d\), got \(60,\)"),
+        (
+            {"entities": torch.zeros(60, 4).long()},
+            r"entities: expected a floating.*, got torch.int64",
+        ),
+        ({"relations": torch.zeros(10, 4)}, r"relations: expected shape \(20, d\), got \(10, 4\)"),
         (
             {"entities": torch.zeros(60, 4).to(torch.float8_e4m3fn)},
-            r"entities: got torch.float8_e4m3fn, wanted",
+            r"entities: expected .*, got torch.float8_e4m3fn",
         ),
-        ({"entities": torch.zeros(60, 4).to_sparse()}, r"entities: got a tensor of layout torch.sparse_coo"),
-        ({"relations": torch.zeros(20, 4).bool()}, r"relations: got torch.bool, wanted a floating-point"),
-        ({"relations": torch.zeros(20, 5)}, r"relations: got width 5 and torch.float32, .*, 4 and"),
-        ({"relations": torch.zeros(20, 4).double()}, r"relations: got width 4 and torch.float64, wanted"),
-        ({"relations": torch.zeros(20, 4, device="meta")}, r"relations: got device meta, wanted .*, cpu"),
-        ({"mask": torch.zeros(44).bool()}, r"mask: got torch.bool \(44,\), wanted torch.bool \(45,\)"),
-        ({"mask": torch.zeros(90).bool()}, r"mask: got torch.bool \(90,\)"),
-        ({"mask": torch.zeros(45)}, r"mask: got torch.float32 \(45,\)"),
-        ({"mask": torch.zeros(45, device="meta").bool()}, r"mask: got device meta"),
+        (
+            {"entities": torch.zeros(60, 4).to_sparse()},
+            r"entities: expected a dense .* torch.sparse_coo",
+        ),
+        (
+            {"relations": torch.zeros(20, 4).bool()},
+            r"relations: expected a floating.*, got torch.bool",
+        ),
+        ({"relations": torch.zeros(20, 5)}, r"relations: expected .*, 4 and .*, got 5 and torch.float32"),
+        ({"relations": torch.zeros(20, 4).double()}, r"relations: expected .*, got 4 and torch.float64"),
+        (
+            {"relations": torch.zeros(20, 4, device="meta")},
+            r"relations: expected .* device .*, cpu, got meta",
+        ),
+        ({"mask": torch.zeros(44).bool()}, r"mask: expected torch.bool \(45,\), got torch.bool \(44,\)"),
+        ({"mask": torch.zeros(90).bool()}, r"mask: expected .*, got torch.bool \(90,\)"),
+        ({"mask": torch.zeros(45)}, r"mask: expected .*, got torch.float32 \(45,\)"),
+        ({"mask": torch.zeros(45, device="meta").bool()}, r"mask: expected the device .*, got meta"),
     ],
 )
 def test_wrong_arguments_are_refused(call: Any, change: dict[str, Any], message: str) -> None:
@@ -337,32 +349,32 @@ def test_arguments_of_wrong_types_are_refused(call: Any, name: str) -> None:
     x, y, graph, mask = layer_inputs("degrees", 4, torch.float32)
     arguments = {"entities": x, "relations": y, "graph": graph, "mask": mask} | {name: x.numpy()}
     wanted = "ContextGraph" if name == "graph" else r"torch\.Tensor"
-    with pytest.raises(TypeError, match=rf"^{name}: got ndarray, wanted a {wanted}"):
+    with pytest.raises(TypeError, match=rf"^{name}: expected a {wanted}, got ndarray"):
         call(**arguments)
 
 
 def test_a_wrong_context_is_refused() -> None:
     x, y, graph, _ = layer_inputs("degrees", 4, torch.float32)
-    with pytest.raises(ValueError, match=r"^context: got 'none', wanted one of both, entity, relation"):
+    with pytest.raises(ValueError, match=r"^context: expected one of both, entity, relation, got 'none'"):
         context_layer(x, y, graph, context="none")
 
 
 def test_a_graph_on_another_device_is_refused() -> None:
     x, y, graph, _ = layer_inputs("degrees", 4, torch.float32)
-    with pytest.raises(ValueError, match=r"^graph: got device meta, wanted the entities', cpu"):
+    with pytest.raises(ValueError, match=r"^graph: expected the device of the entities, cpu, got meta"):
         context_layer(x, y, graph.to("meta"))
 
 
 def test_back_ends_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, graph, _ = layer_inputs("degrees", 4, torch.float32)
     elsewhere = x.to("meta"), y.to("meta"), graph.to("meta")
-    with pytest.raises(InputError, match=r"^backend: got 'numba' with tensors on meta, wanted .* the cpu"):
+    with pytest.raises(InputError, match=r"^backend: expected .* on the cpu for 'numba', got .* meta"):
         context_layer(*elsewhere, backend="numba")
     monkeypatch.setattr(ops, "_INTERPRETED", False)
-    with pytest.raises(InputError, match=r"^backend: got 'triton' with tensors on cpu, wanted them on a GPU"):
+    with pytest.raises(InputError, match=r"^backend: expected tensors on a GPU for 'triton' .* on cpu"):
         context_layer(x, y, graph, backend="triton")
     monkeypatch.setattr(ops, "_HAS_TRITON", False)
-    with pytest.raises(InputError, match=r"^backend: got 'triton', which is not installed"):
+    with pytest.raises(InputError, match=r"^backend: expected an installed triton package, got"):
         context_layer(x, y, graph, backend="triton")
 
 

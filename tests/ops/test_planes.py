@@ -158,7 +158,7 @@ def test_a_zero_length_has_gradient_zero() -> None:
 def test_gpu_back_end_refuses_planes() -> None:
     assert set(BUILT_IN) - set(FUSED) == {"transh"}
     x, y, graph, _ = inputs("degrees", torch.float32)
-    message = "^backend: got 'triton', wanted 'numba' or 'reference', which have score 'transh'$"
+    message = "^backend: expected 'numba' or 'reference' for score 'transh', got 'triton'$"
     with pytest.raises(ValueError, match=message):
         context_layer(x, y, graph, score="transh", backend="triton")
     with pytest.raises(ValueError, match=message):
@@ -197,8 +197,10 @@ def test_auto_uses_numba_on_the_cpu() -> None:
 
 def test_wrong_widths_are_refused() -> None:
     x, y, graph, _ = inputs("degrees", torch.float32)
-    message = r"^relations: got width 5 and torch.float32, wanted twice the width of the entities and their"
+    message = r"^relations: expected twice the width of the entities and .*, got 5 and torch.float32"
     with pytest.raises(ValueError, match=message):
         context_layer(x, y[:, :D], graph, score="transh")
-    with pytest.raises(ValueError, match=r"^relations: got width 10 and .*, wanted those of the entities, 5"):
+    with pytest.raises(
+        ValueError, match=r"^relations: expected the width of the entities .*, 5 and .*, got 10"
+    ):
         context_layer(x, y, graph, score="transe")

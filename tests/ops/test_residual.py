@@ -122,5 +122,5 @@ def test_results_do_not_alias_arguments(backend: str, context: str) -> None:
 
 def test_a_score_must_be_a_name() -> None:
     x, y, graph, _ = layer_inputs("duplicates", 5, torch.float32)
-    with pytest.raises(TypeError, match="score: got 3, wanted its name"):
+    with pytest.raises(TypeError, match="score: expected a name, got 3"):
         context_layer(x, y, graph, score=3)  # type: ignore[arg-type]

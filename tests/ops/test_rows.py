@@ -91,5 +91,5 @@ def test_rows_with_many_triples_use_the_whole_layer(monkeypatch: pytest.MonkeyPa
 
 def test_16_bit_tables_are_refused() -> None:
     x, y, graph, _ = layer_inputs("degrees", D, torch.float64)
-    with pytest.raises(ValueError, match=r"wanted both torch\.float32"):
+    with pytest.raises(ValueError, match=r"expected both torch\.float32"):
         some_rows(x.bfloat16(), y.bfloat16(), graph, torch.tensor([1]))

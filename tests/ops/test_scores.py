@@ -78,7 +78,7 @@ def test_public_names_exist() -> None:
 def test_registering_twice_is_allowed_only_for_the_same_score() -> None:
     register_score("crossed", Crossed)
     register_score("crossed", Crossed)
-    message = r"^name: got '\w+', which is taken for good: wanted none of distmult, "
+    message = r"^name: expected a name other than distmult, .*, got '\w+': its score cannot be replaced"
     with pytest.raises(InputError, match=message):
         register_score("crossed", BLOCKS["complex"], replace=True)
     with pytest.raises(InputError, match=message):
@@ -91,7 +91,7 @@ def test_registering_twice_is_allowed_only_for_the_same_score() -> None:
 def test_a_plain_score_can_be_replaced() -> None:
     first, second = SCORES["transe"], SCORES["complex"]
     register_score("mine", first)
-    with pytest.raises(InputError, match=r"^name: got 'mine', which is taken: .*, or replace=True$"):
+    with pytest.raises(InputError, match=r"^name: expected .*, got 'mine': .*, or replace=True$"):
         register_score("mine", second)
     assert SCORES["mine"] is first
     register_score("mine", second, replace=True)
@@ -100,28 +100,31 @@ def test_a_plain_score_can_be_replaced() -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "../up", "a:b:c", ":x", "x:", "1st"])
 def test_invalid_names_are_refused(name: str) -> None:
-    with pytest.raises(InputError, match=r"^name: got"):
+    with pytest.raises(InputError, match=r"^name: expected letters"):
         register_score(name, Crossed)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"columns": 3}, "columns: got 3, wanted 1 or 2"),
-        ({"planes": True}, "planes: got a block with planes, wanted a Score, in plain PyTorch"),
-        ({"psi_term": None}, "psi_term: got None, wanted a function"),
+        ({"columns": 3}, "columns: expected 1 or 2, got 3"),
+        ({"planes": True}, "planes: expected a block without planes, got planes: write a Score"),
+        ({"psi_term": None}, "psi_term: expected a function, got None"),
         ({"psi_term": lambda h, r: h[0]}, "psi_term: TypeError: .* takes 2 positional arguments"),
-        ({"psi_term": lambda h, r, t: (h[0], t[0])}, "psi_term: got shapes .* wanted a tensor of shape"),
+        ({"psi_term": lambda h, r, t: (h[0], t[0])}, "psi_term: expected a tensor of shape .* got shapes"),
         (
             {"psi": lambda total, sqrt: total.sum()},
-            r"psi: got shapes \[\(\)\], wanted a tensor of shape \(5, 1\)",
+            r"psi: expected a tensor of shape \(5, 1\), got shapes \[\(\)\]",
         ),
-        ({"phi_ent": lambda r, t: r[0] * t[0]}, "phi_ent: got shapes .* wanted a tuple of 2 of shape"),
-        ({"phi_rel": lambda h, t: (h[0],)}, "phi_rel: got shapes .* wanted a tuple of 2 of"),
-        ({"psi_slope": None}, "grad_h: column 0 is not the gradient of psi and phi, off by up to"),
+        ({"phi_ent": lambda r, t: r[0] * t[0]}, "phi_ent: expected a tuple of 2 of shape .* got shapes"),
+        ({"phi_rel": lambda h, t: (h[0],)}, "phi_rel: expected a tuple of 2 of .* got shapes"),
+        (
+            {"psi_slope": None},
+            "grad_h: expected the gradient of psi and phi, got .* in column 0",
+        ),
         (
             {"grad_r": lambda slope, alpha, g, h, r, t: (slope * t[1] * h[0], slope * t[0] * h[1])},
-            "grad_r: column 0 is not the gradient",
+            "grad_r: expected the gradient .* in column 0",
         ),
     ],
 )
@@ -139,18 +142,18 @@ def test_wrong_blocks_are_refused(change: dict[str, Any], message: str) -> None:
     [
         (
             {"psi": lambda h, r, t: h * r * t},
-            r"psi: got shapes \[\(3, 8\)\], wanted a tensor of shape \(3,\)",
+            r"psi: expected a tensor of shape \(3,\), got shapes \[\(3, 8\)\]",
         ),
         (
             {"psi": lambda h, r, t: torch.zeros(h.shape[0])},
-            "psi: got shapes .* wanted a tensor of shape|psi: got a",
+            "psi: expected a tensor of shape .* got shapes|psi: .* got a constant",
         ),
-        ({"phi_ent": lambda r, t: r.sum(-1)}, "phi_ent: got shapes"),
-        ({"phi_rel": "sum"}, "phi_rel: got 'sum', wanted a function"),
-        ({"psi": lambda h, r, t: (h @ t.T).diagonal()}, "psi: RuntimeError|psi: got shapes"),
-        ({"columns": 0}, "columns: got 0, wanted a whole number of at least 1"),
-        ({"columns": -1}, "columns: got -1, wanted"),
-        ({"columns": 2.0}, "columns: got 2.0, wanted"),
+        ({"phi_ent": lambda r, t: r.sum(-1)}, "phi_ent: expected a tensor of shape .* got shapes"),
+        ({"phi_rel": "sum"}, "phi_rel: expected a function, got 'sum'"),
+        ({"psi": lambda h, r, t: (h @ t.T).diagonal()}, "psi: RuntimeError|psi: expected .* got shapes"),
+        ({"columns": 0}, "columns: expected an integer of at least 1, got 0"),
+        ({"columns": -1}, "columns: expected .*, got -1"),
+        ({"columns": 2.0}, "columns: expected .*, got 2.0"),
     ],
 )
 def test_wrong_scores_are_refused(change: dict[str, Any], message: str) -> None:
@@ -158,12 +161,12 @@ def test_wrong_scores_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"^score 'wrong': ({message})"):
         register_score("wrong", Score(**given))
     name: Any = 5
-    with pytest.raises(InputError, match="name: got 5, wanted letters"):
+    with pytest.raises(InputError, match=r"name: expected letters.*, got 5"):
         register_score(name, SCORES["distmult"])
 
 
 def test_none_is_refused_as_a_score() -> None:
-    with pytest.raises(InputError, match=r"^score 'wrong': columns: got None, wanted 1 or 2"):
+    with pytest.raises(InputError, match=r"^score 'wrong': columns: expected 1 or 2, got None"):
         register_score("wrong", None)
 
 
@@ -171,7 +174,7 @@ def test_a_width_must_be_a_multiple_of_the_columns() -> None:
     x, y, graph, _ = layer_inputs("degrees", 5, torch.float32)
     for backend in ("numba", "reference"):
         with pytest.raises(
-            InputError, match=r"^entities: got width 5, wanted a multiple of 2 for score 'compl"
+            InputError, match=r"^entities: expected a multiple of 2 for score 'complex', got width 5"
         ):
             context_layer(x, y, graph, score="complex", backend=backend)
 
@@ -186,7 +189,7 @@ def test_names_of_modules(score: str) -> None:
 )
 def test_invalid_module_names_are_refused(score: str) -> None:
     assert not named_by_module(score)
-    with pytest.raises(InputError, match="wanted MODULE:NAME"):
+    with pytest.raises(InputError, match="expected MODULE:NAME"):
         import_score(score)
 
 
@@ -198,7 +201,7 @@ def test_a_score_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert BLOCKS["scores_of_mine:MINE"] is Crossed
     for wrong in ("scores_of_mine:YOURS", "scores_of_nobody:MINE"):
         with pytest.raises(
-            InputError, match=f"^score: got '{wrong}', wanted MODULE:NAME that can be imported"
+            InputError, match=f"^score: expected MODULE:NAME that can be imported, got '{wrong}'"
         ):
             import_score(wrong)
 

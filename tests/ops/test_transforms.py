@@ -36,7 +36,7 @@ def forward_mode(function: Callable[[Tensor], Tensor], x: Tensor) -> Any:
         return forward_ad.unpack_dual(function(dual)).tangent  # type: ignore[no-untyped-call]
 
 
-REFUSED = r"got 'numba' under torch\.func or forward-mode"
+REFUSED = r"under torch\.func or forward-mode differentiation, got 'numba'"
 TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Any]] = {
     "jvp": lambda function, x: torch.func.jvp(function, (x,), (torch.ones_like(x),))[1],
     "jacfwd": lambda function, x: torch.func.jacfwd(function)(x).sum((-1, -2)),
@@ -86,7 +86,7 @@ def test_only_the_reference_has_second_derivatives(operator: Any, rows: int) -> 
         return second
 
     assert twice("reference").abs().max() > 0.1
-    with pytest.raises(RuntimeError, match="differentiable once: wanted backend='reference'"):
+    with pytest.raises(RuntimeError, match="expected 'reference' for second derivatives"):
         twice("numba")
 
 
@@ -115,7 +115,7 @@ def test_autocast_casts_tables_of_two_types_first(backend: str, narrow: str) -> 
         assert_bitwise_equal(found.detach(), expected)
     gradients = torch.autograd.grad(tables[0].sum() + tables[1].sum(), (given_x, given_y))
     assert [gradient.dtype for gradient in gradients] == [given_x.dtype, given_y.dtype]
-    with pytest.raises(ValueError, match="relations: got width 8"):
+    with pytest.raises(ValueError, match=r"relations: expected .*, got 8"):
         context_layer(x, y.bfloat16(), GRAPH, backend=backend)
 
 

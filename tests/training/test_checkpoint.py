@@ -209,7 +209,7 @@ def test_folders_of_the_same_second_differ(tmp_path: Path, monkeypatch: pytest.M
     ("prepare", "message"),
     [
         (lambda path: RunFolder.create(resolve({"out": str(path)}), "x"), "holds a run: .*--resume"),
-        (lambda path: path.write_text("mine"), "got a file, wanted a new folder"),
+        (lambda path: path.write_text("mine"), "expected a new folder, got a file"),
     ],
 )
 def test_places_where_no_run_can_start(
@@ -300,6 +300,6 @@ def test_results_without_their_figures(tmp_path: Path, change: dict[str, Any], m
 
 def test_a_folder_below_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("text")
-    with pytest.raises(InputError, match="mine: got a file, wanted a new folder"):
+    with pytest.raises(InputError, match="mine: expected a new folder, got a file"):
         RunFolder.create(resolve({"out": str(tmp_path / "mine" / "a" / "run")}), "x")
     assert (tmp_path / "mine").read_text() == "text"

@@ -106,7 +106,7 @@ def test_without_layers_nothing_is_mixed() -> None:
     assert resolve({"dataset": "wn18rr"}).mixing
     assert not resolve({"dataset": "wn18rr", "layers": 0}).mixing
     config = resolve({"dataset": "wn18rr", "layers": 0, "mixing": True})
-    with pytest.raises(InputError, match="mixing: got True with layers=0, wanted at least one layer"):
+    with pytest.raises(InputError, match="mixing: expected at least one layer, got layers=0"):
         build_model(config, 5, 2)
 
 

@@ -58,7 +58,7 @@ def test_without_layers_it_is_the_baseline(tmp_path: Path) -> None:
 
 def test_a_fused_back_end_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    message = "^backend: got 'triton', wanted 'numba' or 'reference', which have score 'transh'$"
+    message = "^backend: expected 'numba' or 'reference' for score 'transh', got 'triton'$"
     with pytest.raises(InputError, match=message):
         run(folder, *FLAGS, "--backend", "triton")
     assert not folder.exists()

@@ -282,7 +282,7 @@ def test_only_the_command_flushes_denormals(
         (["--device", "cuda:99"], "device: got 'cuda:99'"),
         (["--cuda-graph", "on", "--device", "cpu"], "cuda_graph: got 'on'"),
         (["--data-dir", "a\0b"], "data_dir: got 'a\\x00b', wanted text"),
-        (["--model", "rotate", "--dim", "7"], "dim: got 7, wanted an even number for rotate"),
+        (["--model", "rotate", "--dim", "7"], "dim: expected an even number for rotate, got 7"),
     ],
 )
 def test_what_cannot_be_trained_leaves_no_folder(

@@ -160,7 +160,7 @@ def test_what_a_model_refuses_ends_a_trial(module: Any, tmp_path: Path) -> None:
     del settings["layers"], settings["backend"]
     study = lightcake_fast.search("family:60", out=tmp_path, vary={"layers": [0, 1]}, **settings)
     assert [trial.state.name for trial in study.trials] == ["PRUNED", "COMPLETE"]
-    assert study.trials[0].user_attrs["cause"] == "layers: got 0, wanted at least 1"
+    assert study.trials[0].user_attrs["cause"] == "layers: expected at least 1, got 0"
 
 
 def test_hopeless_trials_are_ended_early(module: Any, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_two_processes_do_not_share_a_search(
     assert lock is not None
     argv = [*FLAGS, "--out", str(tmp_path), "--trials", "1", "--vary", "dim=4"]
     assert cli.run(module.main, argv) == 2
-    assert "another process is at work on this search" in capsys.readouterr().err
+    assert "expected this search without another process" in capsys.readouterr().err
     os.close(lock)
     assert cli.run(module.main, argv) == 0
 
@@ -299,10 +299,10 @@ def test_a_file_where_a_folder_is_wanted(module: Any, tmp_path: Path) -> None:
     settings = {**SMALL, "vary": {"dim": [4]}, "trials": 1, "quiet": True}
     (tmp_path / "file").touch()
     for out in ("file", "file/below"):
-        with pytest.raises(InputError, match="file: got a file, wanted a folder"):
+        with pytest.raises(InputError, match="file: expected a folder, got a file"):
             lightcake_fast.search("family:20", out=tmp_path / out, **settings)
     (tmp_path / "data").touch()
-    with pytest.raises(InputError, match="data: got a file, wanted a folder"):
+    with pytest.raises(InputError, match="data: expected a folder, got a file"):
         lightcake_fast.search(load_dataset("family:20"), out=tmp_path, **settings)
 
 

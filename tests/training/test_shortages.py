@@ -177,7 +177,7 @@ def test_out_of_memory_says_what_was_needed_and_what_lowers_it(tmp_path: Path) -
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("error: out of memory: wanted ")
+    assert done.stderr.startswith("error: out of memory: needed ")
     assert " GiB at once; the embeddings with their gradients and Adam's averages alone take " in done.stderr
     assert done.stderr.endswith("less of --dim (200000000), --layers (1), --batch-size (64) takes less\n")
 
@@ -201,7 +201,7 @@ def test_out_of_memory_in_the_middle(
         capfd.readouterr()
         assert cli.run(train, arguments) == 1
         printed = capfd.readouterr().err
-        assert printed.startswith("error: out of memory: wanted ")
+        assert printed.startswith("error: out of memory: needed ")
         assert printed.endswith("less of --dim (6), --layers (1), --batch-size (64) takes less\n")
         assert printed.count("\n") == 1
         assert cli.run(train, [*arguments, "--debug"]) == 1
@@ -213,9 +213,9 @@ def test_out_of_memory_in_the_middle(
 @pytest.mark.parametrize(
     ("allocate", "wanted"),
     [
-        (lambda: torch.empty(2**45), "wanted 131072.00 GiB at once"),
-        (lambda: np.empty(2**45, np.float32), "wanted 128. TiB at once"),
-        (lambda: bytearray(2**47), "wanted more memory than there is"),
+        (lambda: torch.empty(2**45), "needed 131072.00 GiB at once"),
+        (lambda: np.empty(2**45, np.float32), "needed 128. TiB at once"),
+        (lambda: bytearray(2**47), "needed more memory than is available"),
     ],
     ids=["torch", "numpy", "python"],
 )
