@@ -33,10 +33,11 @@ test-full: $(DEV_STAMP)  ## the tests with full grids, long fuzzing and kill tes
 test-oldest:  ## the tests on the oldest versions that pyproject.toml allows, in an environment of their own
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=.ci/oldest.txt
 
-lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict
+lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict, layers of imports
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
+	$(VENV)/bin/lint-imports --no-logo --no-cache
 
 format: $(DEV_STAMP)  ## apply ruff's fixes and format
 	$(RUN) -m ruff check --fix .

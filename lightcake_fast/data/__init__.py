@@ -4,11 +4,11 @@ import re
 from pathlib import Path
 
 from lightcake_fast.data.family import family
-from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.knowledge_graph import KnowledgeGraph
 from lightcake_fast.data.names import check_names, check_no_header
 from lightcake_fast.data.public import PUBLIC_DATASETS, public_folder
 from lightcake_fast.data.reader import read_file, read_folder
-from lightcake_fast.data.splitting import SHARES
+from lightcake_fast.data.splitting import SHARES, SPLITS
 from lightcake_fast.data.writer import check_readable, id_map, write_folder
 from lightcake_fast.errors import InputError, did_you_mean
 

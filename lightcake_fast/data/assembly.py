@@ -3,20 +3,33 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
 from lightcake_fast.data.names import FIELDS, Source, check_encoding, check_unbroken, odd_names, quote, trim
 from lightcake_fast.data.numbering import Numbering, big_tables
-from lightcake_fast.data.splitting import SHARES, split_triples
+from lightcake_fast.data.splitting import SHARES, SPLITS, split_triples
 from lightcake_fast.data.table import Table
 from lightcake_fast.errors import InputError
 
 _REMAINDERS = 4_000_037  # a prime, far larger than the usual number of duplicates
 
 Ids = NDArray[np.int32]
+
+
+class Assembled(NamedTuple):
+    """The fields of a `KnowledgeGraph`."""
+
+    name: str
+    entities: tuple[str, ...]
+    relations: tuple[str, ...]
+    train: Ids
+    valid: Ids
+    test: Ids
+    duplicates: dict[str, int]
+    notes: tuple[str, ...]
 
 
 def assemble(
@@ -29,7 +42,7 @@ def assemble(
     strip: bool = False,
     shares: Sequence[float] = SHARES,
     seed: int = 0,
-) -> KnowledgeGraph:
+) -> Assembled:
     """Number the names of train, valid and test, drop duplicates, and check the result.
 
     Args:
@@ -74,7 +87,7 @@ def assemble(
         notes += _held_elsewhere(triples, *sizes)
     duplicates = dict(zip(SPLITS, dropped, strict=True))
     train, valid, test = triples
-    return KnowledgeGraph(name, *names, train, valid, test, duplicates, tuple(notes))
+    return Assembled(name, *names, train, valid, test, duplicates, tuple(notes))
 
 
 def _held_elsewhere(triples: Sequence[Ids], num_entities: int, num_relations: int) -> list[str]:

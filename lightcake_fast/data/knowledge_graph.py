@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightcake_fast.data.splitting import SHARES
+from lightcake_fast.data.sources import read_sources
+from lightcake_fast.data.splitting import SHARES, SPLITS
 from lightcake_fast.errors import DataWarning, InputError, counted
 
 Ids = NDArray[np.integer[Any]]
-SPLITS = ("train", "valid", "test")
 _DIGESTED = 1 << 20  # triples per block of the fingerprint
 
 
@@ -93,10 +93,10 @@ class KnowledgeGraph:
             DataWarning: The first triple looks like a header. Two names differ only in white space around
                 them. Some triples were skipped. Some entities lost their last training triple to the split.
         """
-        from lightcake_fast.data.sources import graph_of  # imports this module
-
-        made = graph_of(triples, valid, test, split=split, seed=seed, name=name, strip=strip, header=header)
-        return made.warned()
+        made = read_sources(
+            triples, valid, test, split=split, seed=seed, name=name, strip=strip, header=header
+        )
+        return cls(*made).warned()
 
     def warned(self) -> "KnowledgeGraph":
         """Emit a `DataWarning` for each note, and return the graph."""

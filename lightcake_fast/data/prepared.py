@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.knowledge_graph import KnowledgeGraph
 from lightcake_fast.data.public import cache_folder
+from lightcake_fast.data.splitting import SPLITS
 from lightcake_fast.files import replace_file
 
 FORMAT = "lightcake_fast 3"  # increase after a change of the readers' results or of the copy's layout

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from lightcake_fast.data import prepared
 from lightcake_fast.data.assembly import assemble
-from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.knowledge_graph import KnowledgeGraph
 from lightcake_fast.data.names import FIELDS, quote, trim
-from lightcake_fast.data.splitting import SHARES
+from lightcake_fast.data.sources import read_sources
+from lightcake_fast.data.splitting import SHARES, SPLITS
 from lightcake_fast.data.table import Table
 from lightcake_fast.errors import InputError
 
@@ -56,7 +57,8 @@ def read_folder(
 
     def read() -> KnowledgeGraph:
         known = [_read_ids(path, strip) for path in ids]
-        return assemble(name, [Table(path, FIELDS, header=header) for path in splits], *known, strip=strip)
+        tables = [Table(path, FIELDS, header=header) for path in splits]
+        return KnowledgeGraph(*assemble(name, tables, *known, strip=strip))
 
     return prepared.kept([*splits, *filter(None, ids)], read, name, f"strip {strip} header {header}").warned()
 
@@ -82,10 +84,10 @@ def read_file(
     Raises:
         InputError: The file or the shares are wrong.
     """
-    from lightcake_fast.data.sources import graph_of
 
     def read() -> KnowledgeGraph:
-        return graph_of(path, None, None, split=split, seed=0, name=name, strip=strip, header=header)
+        made = read_sources(path, None, None, split=split, seed=0, name=name, strip=strip, header=header)
+        return KnowledgeGraph(*made)
 
     name = name or path.name.partition(".")[0]
     options = f"split {split} strip {strip} header {header}"

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightcake_fast.data.assembly import assemble
+from lightcake_fast.data.assembly import Assembled, assemble
 from lightcake_fast.data.formats import open_table
-from lightcake_fast.data.knowledge_graph import KnowledgeGraph
 from lightcake_fast.data.names import FIELDS, Source, check_distinct, check_no_header, columns_by_name
 from lightcake_fast.data.splitting import parse_shares
 from lightcake_fast.errors import InputError
@@ -96,7 +95,7 @@ class Found:
     relations: Sequence[str] | None = None
 
 
-def graph_of(
+def read_sources(
     triples: Any,
     valid: Any,
     test: Any,
@@ -106,8 +105,8 @@ def graph_of(
     name: str | None,
     strip: bool,
     header: bool | None = None,
-) -> KnowledgeGraph:
-    """Make a knowledge graph (see `KnowledgeGraph.from_triples`)."""
+) -> Assembled:
+    """Read train, valid and test (see `KnowledgeGraph.from_triples`)."""
     if (valid is None) != (test is None):
         raise InputError(
             "valid and test: expected both or neither, got one: add the other, "

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from lightcake_fast.errors import InputError, counted
 
 Triples = NDArray[Any]
+SPLITS = ("train", "valid", "test")
 SHARES = (0.8, 0.1, 0.1)  # default shares of train, valid and test
 _BLOCK = 1 << 16
 

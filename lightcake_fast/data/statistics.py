@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
-from lightcake_fast.data.knowledge_graph import SPLITS, Ids, KnowledgeGraph
+from lightcake_fast.data.knowledge_graph import Ids, KnowledgeGraph
+from lightcake_fast.data.splitting import SPLITS
 
 
 @dataclass(frozen=True)

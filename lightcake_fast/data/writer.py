@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from lightcake_fast.data.assembly import drop_duplicates
-from lightcake_fast.data.knowledge_graph import SPLITS, KnowledgeGraph
+from lightcake_fast.data.knowledge_graph import KnowledgeGraph
 from lightcake_fast.data.names import check_distinct, check_encoding, check_names, quote
+from lightcake_fast.data.splitting import SPLITS
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import replace_text
 

@@ -7,7 +7,9 @@ from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -16,6 +18,22 @@ from lightcake_fast.segments import Segments
 
 # numbers gathered: with fewer, waking more of PyTorch's threads takes longer than they save
 WORTH_A_THREAD = 2**21
+
+Ids = NDArray[np.int64]
+
+
+class Lists(NamedTuple):
+    """The distinct context triples of M entities, concatenated, and sorted by other end per entity.
+
+    Attributes:
+        bounds: int64 (M + 1,), start and end of each entity's triples.
+        other: int64 (D,), the other end of each triple.
+        relation: int64 (D,), the relation to this other end.
+    """
+
+    bounds: Ids
+    other: Ids
+    relation: Ids
 
 
 class HeadOrder(NamedTuple):

@@ -6,12 +6,12 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from lightcake_fast.models.paths import Found, Ids, Lists
+from lightcake_fast.models.neighbours import Ids, Lists
 
 
 def count_paths(
     heads: Ids, tails: Ids, head_list: Ids, of_heads: Lists, tail_list: Ids, of_tails: Lists, relations: int
-) -> Found:
+) -> tuple[Ids, NDArray[np.int32], Ids]:
     """Find the kinds of paths of two triples that join pairs.
 
     Args:

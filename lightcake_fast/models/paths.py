@@ -13,9 +13,8 @@ from torch.nn import functional
 
 from lightcake_fast.compiled import run_compiled
 from lightcake_fast.models import blocks
-from lightcake_fast.models.neighbours import bounds_of, entries_of, sum_rows
+from lightcake_fast.models.neighbours import Ids, Lists, bounds_of, entries_of, sum_rows
 
-Ids = NDArray[np.int64]
 Found = tuple[Ids, NDArray[np.int32], Ids]  # the result of `path_search.count_paths`
 TOGETHER = 2**14  # pairs per call; Ctrl-C works between calls
 
@@ -58,20 +57,6 @@ class PathKinds(NamedTuple):
     def _times(self, first: Tensor, second: Tensor) -> Tensor:
         rows = functional.embedding(self.relation, first) * functional.embedding(self.second, second)
         return sum_rows(rows, torch.arange(len(rows), device=rows.device), self.bounds, self.weight)
-
-
-class Lists(NamedTuple):
-    """The distinct context triples of M entities, concatenated, and sorted by other end per entity.
-
-    Attributes:
-        bounds: int64 (M + 1,), start and end of each entity's triples.
-        other: int64 (D,), the other end of each triple.
-        relation: int64 (D,), the relation to this other end.
-    """
-
-    bounds: Ids
-    other: Ids
-    relation: Ids
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,10 +23,10 @@ from lightcake_fast.metrics import (
 from lightcake_fast.models.draws import NumberedDraws
 from lightcake_fast.models.evidence import evidence_of
 from lightcake_fast.models.paths import PathCounts, PathKinds
+from lightcake_fast.models.shared_paths import SharedPaths
 from lightcake_fast.sharding.data import ShardData, read_index, read_share
 from lightcake_fast.sharding.layer import Shard, exchanged
 from lightcake_fast.sharding.partition import owners
-from lightcake_fast.sharding.paths import SharedPaths
 from lightcake_fast.sharding.shard import HeldTriples, Ids, Meeting
 from lightcake_fast.sharding.world import World
 from lightcake_fast.terminal import tell

@@ -26,7 +26,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the data sets that were read from their files, not from the cache."""
     found: list[str] = []
 
-    def counted(name: str, *arguments: object, **options: object) -> KnowledgeGraph:
+    def counted(name: str, *arguments: object, **options: object) -> assembly.Assembled:
         found.append(name)
         return assembly.assemble(name, *arguments, **options)  # type: ignore[arg-type]
 

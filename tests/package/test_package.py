@@ -32,40 +32,6 @@ OPERATORS = (
 BACK_ENDS = ("lightcake_fast.kernels", "lightcake_fast.reference")
 ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba's way to single instructions
 
-# Imports go to the same or a smaller number, never to a larger one.
-LAYERS = {
-    "lightcake_fast.compiled": 0,
-    "lightcake_fast.errors": 0,
-    "lightcake_fast.files": 0,
-    "lightcake_fast.process": 0,
-    "lightcake_fast.terminal": 0,
-    "lightcake_fast.kernels": 0,
-    "lightcake_fast.reference": 0,
-    "lightcake_fast.launching": 1,
-    "lightcake_fast.operators": 0,
-    "lightcake_fast.scores": 1,
-    "lightcake_fast.ops": 1,
-    "lightcake_fast.segments": 1,
-    "lightcake_fast.graph": 2,
-    "lightcake_fast.rows": 2,
-    "lightcake_fast.data": 2,
-    "lightcake_fast.metrics": 2,
-    "lightcake_fast.models": 2,
-    "lightcake_fast.sharding": 2,
-    "lightcake_fast.trackers": 3,
-    "lightcake_fast.training": 3,
-    "lightcake_fast.inference": 4,
-    "lightcake_fast.cli": 5,
-    "lightcake_fast.train": 5,
-    "lightcake_fast.data.__main__": 5,
-    "lightcake_fast.predict": 5,
-    "lightcake_fast.evaluate": 5,
-    "lightcake_fast.partition": 5,
-    "lightcake_fast.export": 5,
-    "lightcake_fast.search": 5,
-    "lightcake_fast.__main__": 5,
-    "lightcake_fast": 6,  # offers the public names of all layers, each imported when first asked for
-}
 # The `plots` extra, imported by what draws; and pandas, by answers that become its frames.
 OPTIONAL = {
     "lightcake_fast.data.knowledge_graph": {"pykeen", "torch_geometric"},
@@ -76,14 +42,6 @@ OPTIONAL = {
     "lightcake_fast.search": {"optuna"},
     "lightcake_fast.sharding.partition": {"pymetis"},
 }
-
-
-def layer(module: str) -> int:
-    """Give a module's layer: that of the longest name in the table which it is or lies under."""
-    under = [name for name in LAYERS if module == name or module.startswith(f"{name}.")]
-    name = max(under, key=len)
-    assert name != "lightcake_fast" or module == name, f"{module}: give it a layer in LAYERS"
-    return LAYERS[name]
 
 
 def runtime_imports(source: str, module: str) -> set[str]:
@@ -126,14 +84,6 @@ def run_python(code: str, *arguments: str) -> str:
     )
     assert result.returncode == 0, result.stderr
     return result.stdout
-
-
-@pytest.mark.parametrize("module", IMPORTS)
-def test_imports_go_one_way(module: str) -> None:
-    own = layer(module)
-    for imported in IMPORTS[module]:
-        if imported.startswith("lightcake_fast"):
-            assert layer(imported) <= own, f"{module} imports {imported} of a layer above"
 
 
 @pytest.mark.parametrize("module", [name for name in IMPORTS if not name.startswith(BACK_ENDS)])

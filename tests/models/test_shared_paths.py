@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from lightcake_fast.models import shared_paths as shared
 from lightcake_fast.models.evidence import evidence_of
 from lightcake_fast.models.paths import PathCounts
-from lightcake_fast.sharding import paths as shared
-from lightcake_fast.sharding.paths import SharedPaths
+from lightcake_fast.models.shared_paths import SharedPaths
 from lightcake_fast.sharding.shard import HeldTriples, Layout
 from lightcake_fast.sharding.world import World
 from tests.support.graphs import CPU_GRAPHS

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightcake_fast.models.neighbours import entries_of
-from lightcake_fast.models.paths import TOGETHER, Found, Lists, PathCounts, find_paths
+from lightcake_fast.models.neighbours import Lists, entries_of
+from lightcake_fast.models.paths import TOGETHER, Found, PathCounts, find_paths
 from lightcake_fast.sharding.shard import HeldTriples, Ids, Layout
 from lightcake_fast.sharding.world import World
 
