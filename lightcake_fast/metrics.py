@@ -23,7 +23,7 @@ class NonFiniteScoresError(ArithmeticError):
 
 @dataclass(frozen=True)
 class RankMetrics:
-    """Means over `count` ranks. If `count` is 0, every mean is None.
+    """Means over `count` ranks. With `count` 0 all means are None.
 
     Attributes:
         count: Number of ranks: one per triple for relation ranking, two per triple for entity ranking.
