@@ -1,4 +1,4 @@
-"""The groups of ``Neighbours`` in batches: the baselines sum and multiply one batch at a time."""
+"""Batches of the groups of ``Neighbours``. The baselines sum and multiply one batch at a time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from torch.nn import functional
 
 from lightcake_fast.models.neighbours import Neighbours
 
-TILE = 128  # rows: enough for a matrix product, few enough to fill up a relation with little waste
-NUMBERS = 2**25  # numbers that a batch of several tiles may hold
+TILE = 128  # rows: enough for an efficient matrix product, few enough to keep the padding small
+NUMBERS = 2**25  # largest size of a batch of several tiles, in numbers
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Groups with a row each: all groups of a relation, or tiles of ``TILE`` rows of one relation.
+    """Groups with one row each: all groups of a relation, or tiles of ``TILE`` rows per relation.
 
     Attributes:
-        relations: the relation, or of each tile its relation, int64 (tiles,).
-        inverses: their inverses, likewise.
-        inverse: whether they are inverses of raw relations: a batch has one kind.
+        relations: the relation; with tiles, the relation of each tile, int64 (tiles,).
+        inverses: the inverses of ``relations``, in the same form.
+        inverse: whether the relations are inverses of raw relations. A batch does not mix both kinds.
         entries: the entries of the groups.
-        bounds: int64 (rows + 1,), the entries of each row, from the first on; padding has none.
+        bounds: int64 (rows + 1,), start and end of each row in ``entries``. Padding is empty.
         groups: the group of each row, a slice or int64 (rows,); G for padding.
         heads: int64 (rows,), the head of each row; for padding a head of the same relation.
-        by_head: the rows of tiles by head, else None: a head has one row under a relation.
-        by_relation: the tiles by relation, if there are any.
+        by_head: the rows of tiles, grouped by head. None without tiles: then each head has one row.
+        by_relation: the tiles, grouped by relation. None without tiles.
     """
 
     relations: int | Tensor
@@ -41,22 +41,22 @@ class Batch:
     by_relation: "Summands | None" = None
 
     def in_tiles(self, rows: Tensor) -> Tensor:
-        """Rows (rows, ...), as (tiles, TILE, ...) if they lie in tiles."""
+        """Return rows (rows, ...); with tiles, in the shape (tiles, TILE, ...)."""
         return rows if self.by_relation is None else rows.view(-1, TILE, *rows.shape[1:])
 
     def for_rows(self, table: Tensor, of: int | Tensor) -> Tensor:
-        """Rows of a table (2R, ...) for what ``in_tiles`` gives: (...) or (tiles, 1, ...)."""
+        """Return rows of a table (2R, ...) that broadcast with ``in_tiles``: (...) or (tiles, 1, ...)."""
         return table[of] if self.by_relation is None else table[of].unsqueeze(1)
 
     def add_to_heads(self, out: Tensor, rows: Tensor) -> None:
-        """Add rows (rows, w), in tiles or not, to their heads' in ``out`` (N, w)."""
+        """Add rows (rows, w), with or without tiles, to the rows of their heads in ``out`` (N, w)."""
         if self.by_head is None:
             out.index_add_(0, self.heads, rows)
         else:
             self.by_head.add_to(out, rows.flatten(0, -2))
 
     def add_to_relations(self, out: Tensor, tiles: Tensor) -> None:
-        """Add a sum (...), or tiles (tiles, ...), to their relations' in ``out`` (2R, ...), zero at first."""
+        """Add a sum (...) or tiles (tiles, ...) to the relations in ``out`` (2R, ...), zero before."""
         if self.by_relation is None:
             out[self.relations] = tiles
         else:
@@ -65,12 +65,12 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Summands:
-    """Rows that are added up in a fixed order, without atomics.
+    """Sums of rows in a fixed order, without atomic operations.
 
     Attributes:
-        target: int64 (M,), the sums' rows in what they are added to, each once.
-        order: int64 (K,), the rows, those of a sum side by side.
-        bounds: int64 (M + 1,), those of each sum.
+        target: int64 (M,), the output row of each sum, without duplicates.
+        order: int64 (K,), the rows to add, sorted by sum.
+        bounds: int64 (M + 1,), start and end of each sum in ``order``.
     """
 
     target: Tensor
@@ -79,13 +79,13 @@ class Summands:
 
     @classmethod
     def of(cls, targets: Tensor, rows: Tensor) -> "Summands":
-        """The sums by target of rows (K,), both int64."""
+        """Group rows (K,) by their targets (K,), both int64."""
         targets, order = targets.sort(stable=True)
         target, count = torch.unique_consecutive(targets, return_counts=True)
         return cls(target, rows.index_select(0, order), functional.pad(count.cumsum(0), (1, 0)))
 
     def add_to(self, out: Tensor, rows: Tensor) -> None:
-        """Add rows to ``out``, in place."""
+        """Add the sums of rows to ``out`` in place."""
         sums = functional.embedding_bag(self.order, rows, self.bounds, mode="sum", include_last_offset=True)
         out.index_add_(0, self.target, sums)
 
@@ -104,12 +104,12 @@ _MADE: "WeakKeyDictionary[Neighbours, dict[int | None, list[Batch]]]" = WeakKeyD
 
 @torch.inference_mode(False)
 def batches(found: Neighbours, width: int, matrix: int = 0) -> list[Batch]:
-    """All groups of a graph in batches, made once.
+    """Return all groups of a graph in batches, which are cached.
 
     Args:
         found: the groups.
         width: numbers per row.
-        matrix: numbers per tile beside its rows.
+        matrix: numbers per tile in addition to its rows.
     """
     tiles, made = tiles_at_once(found.tail.device, TILE * width + matrix), _MADE.setdefault(found, {})
     if tiles not in made:
@@ -144,7 +144,7 @@ def _tiled(found: Neighbours, tiles: int) -> Iterator[Batch]:
     group = (start[relation] + TILE * place)[:, None] + torch.arange(TILE, device=device)
     end = start[relation + 1][:, None]
     live = group < end
-    first = found.group_bounds[torch.minimum(group, end)].flatten()  # entry of each row
+    first = found.group_bounds[torch.minimum(group, end)].flatten()  # first entry of each row
     first = torch.cat([first, found.group_bounds[-1:]])
     head = found.group_head[torch.minimum(group, end - 1)]
     group = torch.where(live, group, len(found.group_head))

@@ -1,4 +1,4 @@
-"""An encoder after CompGCN: neighbours composed with relations, a matrix a direction; DistMult behind it."""
+"""An encoder after CompGCN: neighbors composed with relations, one matrix per direction; then DistMult."""
 
 from typing import Any
 
@@ -20,26 +20,26 @@ COMPOSITIONS = ("sub", "mult", "corr")
 class CompGCNLayer(nn.Module):
     """e_h' = tanh(m_O W_O + m_I W_I + phi(e_h, z) W_S) and e_r' = e_r W_rel.
 
-    m_O is the mean of phi(e_t, e_r) over the context triples (h, r, t) that the graph has so, m_I that over
-    inverses. Every phi is linear in e_t: neighbours under a relation are summed before they are composed, and
-    composed before they are multiplied, so that no tensor has a row for each context triple.
+    m_O is the mean of phi(e_t, e_r) over the original triples (h, r, t), m_I the mean over inverse triples.
+    Every phi is linear in e_t. So the layer sums the neighbors by relation, then composes the sums, then
+    multiplies them by the matrices. It makes no tensor with one row per context triple.
 
     Args:
         dim: d.
-        composition: phi(e, z): "sub", e - z; "mult", their product number by number; "corr", their circular
-            correlation, whose number k is the sum over i of e_i z_{(i + k) mod d}.
-        generator: source of the initial values.
-        dtype: floating-point type of the parameters.
+        composition: phi(e, z): "sub", e - z; "mult", the elementwise product; "corr", the circular
+            correlation: element k is the sum over i of e_i z_{(i + k) mod d}.
+        generator: random generator for the initial values.
+        dtype: floating-point dtype of the parameters.
 
     Shapes:
-        ``of_original``, ``of_inverse``, ``of_self`` and ``of_relation`` (d, d); ``loop`` (d,), the z of an
-        entity to itself. Rows are multiplied from the left.
+        ``of_original``, ``of_inverse``, ``of_self`` and ``of_relation`` (d, d); ``loop`` (d,), the z of the
+        self-loop. Rows are multiplied from the left.
 
     Raises:
-        ValueError: if the composition is not one of these.
+        ValueError: if the composition is unknown.
 
-    Source: Vashishth et al., ICLR 2020, arXiv 1911.03082, section 4, with the mean of each direction for its
-    sum, and without the batch normalisation and bias of the authors' code.
+    Source: Vashishth et al., ICLR 2020, arXiv 1911.03082, section 4. Unlike the paper, each direction is
+    averaged, not summed. Unlike the authors' code, there is no batch normalization or bias.
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class CompGCNLayer(nn.Module):
     def forward(
         self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """New rows (N, d) of entities (N, d), and (2R, d) of relations (2R, d).
+        """Return the new rows (N, d) of the entities and the new rows (2R, d) of the relations.
 
         Args:
-            entities: (N, d).
+            entities: (N, d); with a shard, the rows that this rank owns.
             relations: (2R, d).
-            graph: the context, on the same device, or a shard of it, whose own rows are given.
-            mask: bool (T,), triples to leave out with their inverses, or None.
+            graph: the context on the same device, or a shard of it.
+            mask: bool (T,), triples to leave out together with their inverses, or None.
         """
         x, whole = with_halo(entities, graph)
         z, phi = torch.cat([relations, self.loop[None]]), self.composition
@@ -86,10 +86,10 @@ class CompGCNLayer(nn.Module):
 
 
 class _Means(torch.autograd.Function):
-    """The means of phi(x_t, z_r) over originals, and over inverses, (2, N, w).
+    """The means of phi(x_t, z_r) over original triples and over inverse triples, (2, N, w).
 
-    Holds the rows of one batch at a time. A row is w real numbers, of "corr" the parts of its frequencies,
-    of which phi is conj(x) z.
+    It keeps the rows of one batch at a time. A row has w real numbers. For "corr" they are the real and
+    imaginary parts of its frequencies, and phi is conj(x) z.
     """
 
     @staticmethod
@@ -125,7 +125,7 @@ class _Means(torch.autograd.Function):
                     sums = sum_rows(x, tail, batch.bounds, of_entry[batch.entries])
                     tiles = _product(batch.in_tiles(sums), rows, phi, conjugate=False).sum(-2)
                 batch.add_to_relations(dz, tiles)
-                # the heads under a relation are the neighbours under its inverse, which is of the other side
+                # the heads of a relation are the neighbors by its inverse, which has the other direction
                 side = g[int(not batch.inverse)]
                 sums = batch.in_tiles(sum_rows(side, tail, batch.bounds, of_inverse[batch.entries]))
                 if phi != "sub":
@@ -135,12 +135,12 @@ class _Means(torch.autograd.Function):
 
 
 def _composed(sums: Tensor, z: Tensor, total: Tensor, phi: str) -> Tensor:
-    """The sum of c phi(e, z) over rows e, (..., M, w), from ``sums`` of c e and ``total`` of c (..., M)."""
+    """Return sum c phi(e, z), (..., M, w), from ``sums`` = sum c e and ``total`` = sum c, (..., M)."""
     return sums - total[..., None] * z if phi == "sub" else _product(sums, z, phi)
 
 
 def _product(a: Tensor, b: Tensor, phi: str, *, conjugate: bool = True) -> Tensor:
-    """Row by row a b, or of "corr" conj(a) b or a b of complex numbers, given by their parts."""
+    """Return a b by element. For "corr": conj(a) b or a b of complex numbers, stored as parts."""
     if phi == "mult":
         return a * b
     x, y = _complex(a), _complex(b)
@@ -148,20 +148,20 @@ def _product(a: Tensor, b: Tensor, phi: str, *, conjugate: bool = True) -> Tenso
 
 
 def _frequencies(rows: Tensor) -> Tensor:
-    """The Fourier transform of real rows (M, d), real and imaginary parts by turns: (M, 2 (d // 2 + 1))."""
-    if not len(rows):  # which MKL does not transform
+    """Return the Fourier transform of real rows (M, d) as pairs (real, imaginary): (M, 2 (d // 2 + 1))."""
+    if not len(rows):  # MKL rejects an empty transform
         return functional.pad(rows, (0, 2 - rows.shape[1] % 2))
     return torch.view_as_real(torch.fft.rfft(rows)).flatten(1)
 
 
 def _of_frequencies(parts: Tensor, dim: int) -> Tensor:
-    """The rows (M, d) whose ``_frequencies`` these are."""
+    """Return the rows (M, d) from their ``_frequencies``."""
     rows: Tensor = torch.fft.irfft(_complex(parts), n=dim) if len(parts) else parts[:, :dim]
     return rows
 
 
 def _complex(parts: Tensor) -> Tensor:
-    """Numbers given by their parts, by turns in the last dimension."""
+    """Return complex numbers from pairs (real, imaginary) in the last dimension."""
     return torch.view_as_complex(parts.view(*parts.shape[:-1], parts.shape[-1] // 2, 2))
 
 
@@ -170,16 +170,16 @@ class CompGCN(RelationModel):
 
     Args:
         num_entities: N.
-        num_relations: R, raw relations; inverses have rows of their own.
+        num_relations: R, raw relations; inverses have separate rows.
         dim: d, the width of all layers.
         layers: L, at least 1.
         composition: as in ``CompGCNLayer``.
-        options: those of ``RelationModel``.
+        options: the options of ``RelationModel``.
 
     Shapes:
         ``entities`` (N, d); ``relations`` (2R, d); each of ``convolutions`` as in ``CompGCNLayer``.
 
-    Source: Vashishth et al., ICLR 2020, arXiv 1911.03082; see ``CompGCNLayer`` for what is other.
+    Source: Vashishth et al., ICLR 2020, arXiv 1911.03082; see ``CompGCNLayer`` for the differences.
     """
 
     entity_score = "distmult"

@@ -1,4 +1,4 @@
-"""The context layer as a module that takes PyTorch Geometric's edges; needs no torch_geometric."""
+"""The context layer as a module for PyTorch Geometric's edges. It does not import torch_geometric."""
 
 from typing import Any, overload
 
@@ -16,27 +16,28 @@ _REMEDY = "pass a graph made by ContextGraph.from_edge_index instead of edge_ind
 
 
 class LightCAKEConv(nn.Module):
-    """One LightCAKE layer over ``edge_index`` and ``edge_type``: `context_layer`, with a table of relations.
+    """One LightCAKE layer over ``edge_index`` and ``edge_type``: ``context_layer`` with a relation table.
 
-    An edge is a triple, from its head to its tail; inverses are added here, so give each edge once. Edges as
-    tensors are sorted at every call. Edges that stay are sorted once, as a graph
-    (``ContextGraph.from_edge_index``): with it the module compiles as one graph and exports.
+    An edge from head to tail is a triple. The layer adds inverse edges, so give each edge once. Each call
+    sorts edges that are given as tensors. For edges that do not change, sort them once: make a graph with
+    ``ContextGraph.from_edge_index`` and pass it. With such a graph, ``torch.compile`` compiles the module as
+    one graph, and ``torch.export`` can export it.
 
     Args:
         channels: d, the width of nodes and relations.
-        num_relations: R, above every edge type; inverses have rows of their own.
+        num_relations: R, larger than every edge type; inverse relations have separate rows.
         score: as in ``context_layer``.
         context: as in ``context_layer``.
         rows: as in ``context_layer``.
         backend: as in ``context_layer``.
-        generator: source of the initial relations.
+        generator: random generator for the initial relations.
 
     Shapes:
         ``relations`` (2R, d), Xavier uniform: row r + R is the inverse of relation r. With "transh" rows are
-        [r | normal], (2R, 2 d), and normals are brought to length one before they are read.
+        [r | normal], (2R, 2 d), and each call scales the normals to length one.
 
     Raises:
-        ValueError: if an argument is out of range.
+        ValueError: if an argument is out of range, or the score does not support this number of channels.
 
     Source: LightCAKE, arXiv 2102.10826, equations 1-6.
     """
@@ -57,7 +58,9 @@ class LightCAKEConv(nn.Module):
         named = score_named(score)
         columns, self._planes = named.columns, named.planes
         if channels % columns:
-            raise InputError(f"channels: got {channels}, wanted a multiple of {columns} for score {score!r}")
+            raise InputError(
+                f"channels: expected a multiple of {columns} for score {score!r}, got {channels}: change it"
+            )
         check_choice("context", context, CONTEXTS)
         check_choice("rows", rows, ROWS)
         check_choice("backend", backend, BACKENDS)
@@ -67,7 +70,7 @@ class LightCAKEConv(nn.Module):
         self.relations = xavier(2 * num_relations, width, generator=generator, dtype=torch.float32)
 
     def reset_parameters(self) -> None:
-        """Draw the relations anew."""
+        """Draw new initial relations."""
         nn.init.xavier_uniform_(self.relations)
 
     @overload
@@ -91,35 +94,36 @@ class LightCAKEConv(nn.Module):
         edge_type: Tensor | None = None,
         relations: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """New rows of the nodes.
+        """Return the new rows of the nodes.
 
         Args:
-            x: shape (N, d), the nodes; types as in ``context_layer``.
-            edge_index: int64 of shape (2, E): heads, then tails; or the graph of all edges.
-            edge_type: int64 of shape (E,); None beside a graph, which holds the types.
-            relations: taken instead of the module's own, in their shape: those that a layer before gave.
+            x: shape (N, d), the nodes; dtypes as in ``context_layer``.
+            edge_index: int64 of shape (2, E): heads, then tails; or a graph of all edges.
+            edge_type: int64 of shape (E,); None for a graph, which contains the types.
+            relations: shape of the module's relations, which they replace; normally the relations that the
+                previous layer returned.
 
         Returns:
-            The nodes (N, d); where relations are given, also new relations, for the next layer.
+            The nodes (N, d). If relations are given, also the new relations for the next layer.
 
         Raises:
-            TypeError: if an argument is no tensor, or no graph.
-            ValueError: if a shape, type or device is wrong, or an id is out of range.
+            TypeError: if an argument is not a tensor, or ``edge_index`` is neither a tensor nor a graph.
+            ValueError: if a shape, dtype or device is wrong, or an id is out of range.
         """
         table = self.relations if relations is None else relations
         if isinstance(edge_index, ContextGraph):
             if edge_type is not None:
-                raise InputError("edge_type: expected None beside a graph, got a tensor: leave it out")
+                raise InputError("edge_type: expected None with a graph, got a tensor: leave it out")
             nodes, new_relations = self._layer(x, table, edge_index)
         elif edge_type is None:
-            raise InputError("edge_type: expected a tensor beside the tensor edge_index, got None")
+            raise InputError("edge_type: expected a tensor with the tensor edge_index, got None: add it")
         else:
             layer = self._untraced if torch.compiler.is_dynamo_compiling() else self._sorted_layer
             nodes, new_relations = layer(x, table, edge_index, edge_type)
         return nodes if relations is None else (nodes, new_relations)
 
     def extra_repr(self) -> str:
-        """What `repr` shows between the brackets."""
+        """Return the text that ``repr`` shows between the parentheses."""
         return f"{self.channels}, num_relations={self.num_relations}, score={self.score!r}"
 
     def _layer(self, x: Tensor, table: Tensor, graph: ContextGraph) -> tuple[Tensor, Tensor]:
@@ -142,17 +146,17 @@ class LightCAKEConv(nn.Module):
         return self._layer(x, table, graph)
 
     def _untraced(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, run by torch.compile as it is: NumPy sorts the edges."""
+        """Run ``_sorted_layer`` outside compiled code, because NumPy sorts the edges."""
         layer: Any = torch.compiler.disable(self._sorted_layer)  # type: ignore[no-untyped-call]
         return layer(*arguments)  # type: ignore[no-any-return]
 
-    # As torch.compiler.disable marks it, which at import would import the whole compiler
+    # the marks of torch.compiler.disable, which would import the whole compiler
     _untraced._torchdynamo_disable = True  # type: ignore[attr-defined]
     _untraced._torchdynamo_disable_msg = _REMEDY  # type: ignore[attr-defined]
 
 
 def _on_planes(table: Tensor) -> Tensor:
-    """Rows [r | normal] with normals of length one; no such rows are left for ``context_layer`` to refuse."""
+    """Scale the normals of rows [r | normal] to length one. ``context_layer`` rejects invalid tables."""
     if not isinstance(table, Tensor) or table.ndim != 2 or not table.is_floating_point():
         return table
     return with_normals(*table.chunk(2, 1))

@@ -1,4 +1,4 @@
-"""A graph's context triples in the orders in which the baselines sum over neighbours, made once a graph."""
+"""A graph's context triples, sorted for the sums over neighbors in the baselines; sorted once per graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from torch.nn import functional
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.segments import Segments
 
-# numbers gathered: with fewer, waking more of PyTorch's threads takes longer than they save
+# gathered numbers: below this, PyTorch's threads take longer to wake than they save
 WORTH_A_THREAD = 2**21
 
 Ids = NDArray[np.int64]
@@ -37,15 +37,17 @@ class Lists(NamedTuple):
 
 
 class HeadOrder(NamedTuple):
-    """The entries of ``Neighbours``, those of a head side by side.
+    """The entries of ``Neighbours``, sorted by head.
 
     Attributes:
         triple: int64 (E,), the place of each entry in ``ContextGraph.context_triples``.
-        head: int64 (E,), of each entry; likewise relation and tail.
-        inverse: int64 (E,), where in this order the inverse of each entry is.
-        place: int64 (E,), where in this order each entry of ``Neighbours`` is.
-        relations: segments of each head's relations.
-        tails: segments of each head's tails.
+        head: int64 (E,), the head of each entry.
+        relation: int64 (E,), the relation of each entry.
+        tail: int64 (E,), the tail of each entry.
+        inverse: int64 (E,), position in this order of each entry's inverse.
+        place: int64 (E,), position in this order of each entry of ``Neighbours``.
+        relations: one segment per head, with its relations.
+        tails: one segment per head, with its tails.
     """
 
     triple: Tensor
@@ -60,19 +62,19 @@ class HeadOrder(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Neighbours:
-    """The E = 2T context triples sorted by relation, then head: a group holds those of one relation and head.
+    """The E = 2T context triples, sorted by relation, then head. Each pair of relation and head is a group.
 
     Attributes:
         triple: int64 (E,), the place of each entry in ``ContextGraph.context_triples``.
         inverse: int64 (E,), the entry of each entry's inverse triple.
-        relation: int64 (E,), of each entry.
-        tail: int64 (E,), of each entry.
-        group: int64 (E,), of each entry.
+        relation: int64 (E,), the relation of each entry.
+        tail: int64 (E,), the tail of each entry.
+        group: int64 (E,), the group of each entry.
         group_head: int64 (G,), the head of each group.
         by_head: int64 (E,), the entries sorted by head.
-        head_bounds: int64 (N + 1,), the entries of each head in that order.
-        group_bounds: int64 (G + 1,), the entries of each group.
-        relation_groups: int64 (2R + 1,), the groups of each relation.
+        head_bounds: int64 (N + 1,), start and end of each head's entries in ``by_head``.
+        group_bounds: int64 (G + 1,), start and end of each group's entries.
+        relation_groups: int64 (2R + 1,), start and end of each relation's groups.
     """
 
     triple: Tensor
@@ -89,7 +91,7 @@ class Neighbours:
     @cached_property
     @torch.inference_mode(False)
     def in_head_order(self) -> HeadOrder:
-        """The entries in the order ``by_head``."""
+        """The entries in the order of ``by_head``."""
         order = self.by_head
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=order.device)
@@ -111,28 +113,28 @@ class Neighbours:
     @cached_property
     @torch.inference_mode(False)
     def relation_bounds(self) -> Tensor:
-        """Where each relation's entries begin and end, int64 (2R + 1,)."""
+        """Start and end of each relation's entries, int64 (2R + 1,)."""
         return bounds_of(self.relation, len(self.relation_groups) - 1)
 
     def mean_weights(self, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """1 / c of each entry, (E,): c is its group's number of entries that the mask leaves.
+        """Return 1 / c of each entry, (E,), where c is the number of unmasked entries in its group.
 
         Args:
-            mask: bool (T,), triples to leave out with their inverses: they weigh 0; or None.
-            dtype: of the weights.
+            mask: bool (T,), triples to leave out together with their inverses, or None. Their weight is 0.
+            dtype: dtype of the weights.
         """
         live, count = self._left(mask)
         return live.to(dtype) / count.clamp_min(1).index_select(0, self.group).to(dtype)
 
     def direction_shares(self, mask: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """1 / c of each entry, (E,), and its sum over each group, (G,).
+        """Return 1 / c of each entry, (E,), and its sum over each group, (G,).
 
-        c is the number of entries of the entry's head that the mask leaves, inverses and others apart;
-        arguments as in ``mean_weights``.
+        c is the number of unmasked entries with the entry's head and direction (original or inverse). The
+        arguments are as in ``mean_weights``.
         """
         live, count = self._left(mask)
         place, sides = self._side_of_head, 2 * (len(self.head_bounds) - 1)
-        # sums of whole numbers are exact in any order, also where a GPU adds them as they come
+        # integer sums are exact in any order, also with atomic additions on a GPU
         of_head = place.new_zeros(sides).index_add_(0, place, count).clamp_min_(1)
         share = 1 / of_head.index_select(0, place).to(dtype)
         return live * share.index_select(0, self.group), count * share
@@ -140,25 +142,25 @@ class Neighbours:
     @cached_property
     @torch.inference_mode(False)
     def _side_of_head(self) -> Tensor:
-        """The head of each group, int64 (G,), plus N where its relation is an inverse."""
+        """The head of each group, int64 (G,), plus N if the relation is an inverse."""
         groups = torch.arange(len(self.group_head), device=self.group_head.device)
         inverse = groups >= self.relation_groups[len(self.relation_groups) // 2]
         return self.group_head + inverse * (len(self.head_bounds) - 1)
 
     def _left(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """1 for each entry that the mask leaves, else 0, int64 (E,), and their numbers by group, (G,)."""
+        """Return 1 for each unmasked entry and 0 for the others, int64 (E,), and the sums by group, (G,)."""
         live = torch.ones_like(self.tail) if mask is None else (~mask).long().repeat(2)[self.triple]
         return live, torch.zeros_like(self.group_head).index_add_(0, self.group, live)
 
 
 def sum_rows(rows: Tensor, index: Tensor, bounds: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of rows (N, d) over segments, (M, d), without a tensor of a row for each entry.
+    """Return weighted sums of rows (N, d) over segments, (M, d), without a tensor with one row per entry.
 
     Args:
         rows: (N, d).
         index: int64 (E,), the row of each entry.
-        bounds: int64 (M + 1,), the entries of each segment.
-        weights: (E,), in the rows' type.
+        bounds: int64 (M + 1,), start and end of each segment's entries.
+        weights: (E,), in the dtype of the rows.
     """
     sums: Tensor = functional.embedding_bag(
         index, rows, bounds, mode="sum", per_sample_weights=weights, include_last_offset=True
@@ -168,7 +170,7 @@ def sum_rows(rows: Tensor, index: Tensor, bounds: Tensor, weights: Tensor) -> Te
 
 @contextmanager
 def threads_for(entries: slice, width: int) -> Iterator[None]:
-    """All of PyTorch's threads for work on many entries' rows, in a `with` block; this one alone for few."""
+    """Use one thread in a `with` block for few numbers, and all of PyTorch's threads for many."""
     threads = torch.get_num_threads()
     if (entries.stop - entries.start) * width < WORTH_A_THREAD:
         torch.set_num_threads(1)
@@ -182,7 +184,7 @@ _FOUND: "WeakKeyDictionary[ContextGraph, Neighbours]" = WeakKeyDictionary()
 
 
 def neighbours(graph: ContextGraph) -> Neighbours:
-    """The orders of a graph, kept as long as it lives."""
+    """Return the sorted context triples of a graph. They are cached until the graph is freed."""
     if graph not in _FOUND:
         _FOUND[graph] = _sorted(graph)
     return _FOUND[graph]
@@ -212,19 +214,19 @@ def _sorted(graph: ContextGraph) -> Neighbours:
 
 
 def bounds_of(ids: Tensor, count: int) -> Tensor:
-    """Where each of ``count`` ids begins and ends in a sorted list of them, (count + 1,)."""
+    """Return start and end of each of ``count`` ids in a sorted list of ids, (count + 1,)."""
     return functional.pad(torch.bincount(ids, minlength=count).cumsum(0), (1, 0))
 
 
 def entries_of(first: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The places of the entries of B lists, int64 (K,), one list after another.
+    """Return the positions of the entries of B lists, int64 (K,), one list after another.
 
     Args:
-        first: int64 (B,), the place of each list's first entry.
-        length: int64 (B,), its entries.
+        first: int64 (B,), position of each list's first entry.
+        length: int64 (B,), number of entries per list.
 
     Returns:
-        The places; the number of each entry's list, int64 (K,); and the bounds of the lists, (B + 1,).
+        The positions; the list of each entry, int64 (K,); and the bounds of the lists, (B + 1,).
     """
     bounds = functional.pad(length.cumsum(0), (1, 0))
     row = torch.arange(len(length), device=length.device).repeat_interleave(length)

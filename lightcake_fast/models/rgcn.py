@@ -1,4 +1,4 @@
-"""R-GCN: a graph convolution with a matrix for each relation, and DistMult behind it."""
+"""R-GCN: a graph convolution with one matrix per relation, followed by DistMult."""
 
 from typing import Any
 
@@ -20,27 +20,28 @@ DECOMPOSITIONS = ("full", "basis", "block")
 class RGCNLayer(nn.Module):
     """e_h' = W_0 e_h + sum over r of W_r (mean of e_t over the context triples (h, r, t)), inverses included.
 
-    Neighbours are summed before they are multiplied, so that no tensor has a row for each context triple.
+    The layer sums neighbors first and multiplies the sums. So it makes no tensor with one row per context
+    triple.
 
     Args:
-        num_relations: R, raw relations; their inverses have matrices of their own.
+        num_relations: R, raw relations; inverse relations have separate matrices.
         dim: d.
-        decomposition: what the 2R matrices W_r are: "full", each of its own; "basis", combinations of
-            ``bases`` matrices; "block", block-diagonal with ``bases`` blocks.
+        decomposition: form of the 2R matrices W_r: "full", independent matrices; "basis", linear
+            combinations of ``bases`` matrices; "block", block-diagonal with ``bases`` blocks.
         bases: B, at least 1; a divisor of d for "block"; not used by "full".
-        generator: source of the initial values.
-        dtype: floating-point type of the parameters.
+        generator: random generator for the initial values.
+        dtype: floating-point dtype of the parameters.
 
     Shapes:
-        ``root`` (d, d); ``matrices`` (2R, blocks, d / blocks, d / blocks), where "full" is one block, or
-        (B, d, d) for "basis" with ``coefficients`` (2R, B). Rows are multiplied from the left.
+        ``root`` (d, d); ``matrices`` (2R, blocks, d / blocks, d / blocks), where "full" has one block; for
+        "basis" ``matrices`` (B, d, d) and ``coefficients`` (2R, B). Rows are multiplied from the left.
 
     Raises:
-        InputError: if the width is not a multiple of the blocks.
+        InputError: if d is not a multiple of B for "block".
         ValueError: if another argument is out of range.
 
-    Source: Schlichtkrull et al., ESWC 2018, arXiv 1703.06103, equations 2-4, with c the number of neighbours
-    of the entity under the relation.
+    Source: Schlichtkrull et al., ESWC 2018, arXiv 1703.06103, equations 2-4, with c the number of neighbors
+    of the entity by the relation.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class RGCNLayer(nn.Module):
         check_at_least(1, bases=bases)
         blocks = bases if decomposition == "block" else 1
         if dim % blocks:
-            raise InputError(f"dim: got {dim}, wanted a multiple of the {blocks} blocks")
+            raise InputError(f"dim: expected a multiple of bases={blocks}, got {dim}: change dim or bases")
         made: dict[str, Any] = {"generator": generator, "dtype": dtype}
         self.root = xavier(dim, dim, **made)
         if decomposition == "basis":
@@ -69,12 +70,12 @@ class RGCNLayer(nn.Module):
             self.coefficients = None
 
     def forward(self, entities: Tensor, graph: AnyGraph, mask: Tensor | None = None) -> Tensor:
-        """New rows (N, d) of entities (N, d), without an activation.
+        """Return the new rows (N, d) of the entities, without an activation function.
 
         Args:
-            entities: (N, d).
-            graph: the context, on the same device, or a shard of it, whose own rows are given.
-            mask: bool (T,), triples to leave out with their inverses, or None.
+            entities: (N, d); with a shard, the rows that this rank owns.
+            graph: the context on the same device, or a shard of it.
+            mask: bool (T,), triples to leave out together with their inverses, or None.
         """
         rows, whole = with_halo(entities, graph)
         found = neighbours(whole)
@@ -87,7 +88,7 @@ class RGCNLayer(nn.Module):
 
 
 class _RelationProducts(torch.autograd.Function):
-    """The sum over r of (A_r x) W_r, A_r the weighted adjacency: holds the rows of one batch at a time."""
+    """The sum over r of (A_r x) W_r, with A_r the weighted adjacency matrix, one batch at a time."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, matrices: Tensor, weights: Tensor, found: Neighbours) -> Tensor:
@@ -113,20 +114,20 @@ class _RelationProducts(torch.autograd.Function):
                 rows = _blocks(g.index_select(0, batch.heads), own)
                 products = torch.bmm(_blocks(sums, own).mT, rows)
                 batch.add_to_relations(dmatrices, products.view_as(own))
-                # A_r^T g: the neighbours under r are the heads under its inverse
+                # A_r^T g: the neighbors by r are the heads of r's inverse
                 sums = sum_rows(g, tail, batch.bounds, inverse_weights[batch.entries])
                 batch.add_to_heads(dx, _product(sums, own.mT))
         return dx, dmatrices, None, None
 
 
 def _blocks(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Rows (M, d) by the block that they meet, (tiles blocks, M / tiles, d / blocks)."""
+    """Split rows (M, d) into the parts for each block, (tiles blocks, M / tiles, d / blocks)."""
     (blocks, width), tiles = matrices.shape[-3:-1], len(matrices) if matrices.ndim == 4 else 1
     return rows.view(tiles, len(rows) // tiles, blocks, width).transpose(1, 2).flatten(0, 1)
 
 
 def _product(rows: Tensor, matrices: Tensor) -> Tensor:
-    """Rows (M, d) times a block-diagonal matrix, (blocks, d / blocks, d / blocks) or one per tile."""
+    """Multiply rows (M, d) by a block-diagonal matrix (blocks, d / blocks, d / blocks), or one per tile."""
     products = torch.bmm(_blocks(rows, matrices), matrices.flatten(0, -3))
     return products.view(-1, matrices.shape[-3], *products.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
@@ -141,10 +142,10 @@ class RGCN(RelationModel):
         layers: L, at least 1.
         decomposition: as in ``RGCNLayer``.
         bases: as in ``RGCNLayer``.
-        options: those of ``RelationModel``.
+        options: the options of ``RelationModel``.
 
     Shapes:
-        ``entities`` (N, d); ``relations`` (R, d), of the decoder; each of ``convolutions`` as in
+        ``entities`` (N, d); ``relations`` (R, d), for DistMult; each of ``convolutions`` as in
         ``RGCNLayer``.
 
     Source: Schlichtkrull et al., ESWC 2018, arXiv 1703.06103.

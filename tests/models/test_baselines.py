@@ -1,4 +1,4 @@
-"""Baselines: scores against formulas and PyKEEN, graph networks against algebra and PyG, and training."""
+"""Baselines: scores equal formulas and PyKEEN, layers equal dense algebra and PyG, and all models train."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ PLAIN = ("transe", "distmult", "complex", "simple", "rotate", "transh", "transr"
 
 
 def made(name: str, **options: Any) -> RelationModel:
-    """A small model in float64 with random values in every parameter."""
+    """Return a small model in float64 with random values in every parameter."""
     settings: dict[str, Any] = {
         "dim": D,
         "dtype": torch.float64,
@@ -65,7 +65,7 @@ def complex_row(row: Tensor) -> Tensor:
 
 
 def by_formula(model: RelationModel, name: str, h: int, r: int, t: int) -> Tensor:
-    """The score of one triple, from its formula."""
+    """Return the score of one triple from the formula of the model."""
     e_h, e_r, e_t = rows(model, h, r, t)
     if name == "distmult":
         return (e_h * e_r * e_t).sum()
@@ -94,7 +94,7 @@ def by_formula(model: RelationModel, name: str, h: int, r: int, t: int) -> Tenso
 
 
 def by_pykeen(modules: Any, model: RelationModel, name: str) -> Callable[[int, int, int], Tensor]:
-    """PyKEEN's interaction with the same name, on the model's rows in its format."""
+    """Return the score function of PyKEEN's interaction, on the model's rows in PyKEEN's format."""
     if name in ("complex", "rotate"):
         interaction = modules.ComplExInteraction() if name == "complex" else modules.RotatEInteraction()
 
@@ -157,7 +157,7 @@ def test_plain_models_do_not_refine_entities(name: str) -> None:
 
 
 def adjacency(graph: ContextGraph, mask: Tensor | None) -> Tensor:
-    """A_r of all 2R relations, (2R, N, N): the mean over the unmasked neighbors."""
+    """Return A_r of all 2R relations, (2R, N, N): A_r x is the mean over the unmasked neighbors."""
     head, relation, tail = graph.context_triples
     live = torch.ones(len(head), dtype=torch.bool) if mask is None else ~mask.repeat(2)
     dense = torch.zeros(2 * graph.num_relations, graph.num_entities, graph.num_entities, dtype=torch.float64)
@@ -168,7 +168,7 @@ def adjacency(graph: ContextGraph, mask: Tensor | None) -> Tensor:
 
 
 def relation_matrices(layer: RGCNLayer) -> Tensor:
-    """The 2R relation matrices (2R, d, d) of a layer."""
+    """Return the 2R relation matrices (2R, d, d) of a layer."""
     if layer.coefficients is not None:
         return torch.einsum("rb,bde->rde", layer.coefficients, layer.matrices)
     return torch.stack([torch.block_diag(*blocks) for blocks in layer.matrices])  # type: ignore[no-untyped-call]
@@ -233,7 +233,7 @@ def test_rgcn_applies_relu_between_layers() -> None:
 
 
 def composed(composition: str, e: Tensor, z: Tensor) -> Tensor:
-    """phi(e, z) of single rows, number by number from the definition."""
+    """Return phi(e, z) of two rows from its definition."""
     d = len(e)
     if composition == "corr":
         return torch.stack(
@@ -245,7 +245,7 @@ def composed(composition: str, e: Tensor, z: Tensor) -> Tensor:
 def compgcn_by_hand(
     layer: CompGCNLayer, x: Tensor, z: Tensor, graph: ContextGraph, mask: Tensor | None
 ) -> Tensor:
-    """The entities after a layer, from a loop over entities, their triples and both directions."""
+    """Return the new entities from a loop over entities, their triples and both directions."""
     triples = torch.stack(graph.context_triples, 1)
     if mask is not None:
         triples = triples[~mask.repeat(2)]
@@ -388,7 +388,7 @@ def test_sorted_orders_of_a_graph_are_cached_and_freed_with_it() -> None:
 
 
 def closed_form(name: str, n: int, r: int, d: int, layers: int, bases: int, decomposition: str) -> int:
-    """Number of parameters without bias and unknown vectors."""
+    """Return the number of parameters without bias and unknown-entity vectors."""
     tables = n * d + r * d
     if name == "lightcake":
         return tables + (r * d if layers else 0)
@@ -497,7 +497,7 @@ def test_unknown_settings_of_a_model_are_rejected(flags: dict[str, Any], message
         ({"model": "rotate", "dim": 7}, "dim: expected an even number for rotate, got 7"),
         (
             {"model": "rgcn", "decomposition": "block", "dim": 10, "bases": 4},
-            "dim: got 10, wanted a multiple of the 4 blocks",
+            "dim: expected a multiple of bases=4, got 10: change dim or bases",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Batches of R-GCN and CompGCN: tiles, as on a GPU, against a batch per relation, as on a CPU."""
+"""Batches of R-GCN and CompGCN: tiles (GPU) and one batch per relation (CPU) give equal results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def on_a_gpu(device: torch.device, numbers: int) -> int | None:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Choose how many tiles a batch has, and their rows."""
+    """Return a function that sets the number of tiles per batch and the rows per tile."""
 
     def choose(rule: Callable[[torch.device, int], int | None], tile: int = batches.TILE) -> None:
         monkeypatch.setattr(batches, "tiles_at_once", rule)
@@ -39,7 +39,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def made(name: str, kind: str, relations: int, dtype: torch.dtype) -> nn.Module:
-    """A layer with the same weights in every type, but for their rounding."""
+    """Return a layer with the same weights in every dtype, except for rounding."""
     options: dict[str, Any] = {"generator": torch.Generator().manual_seed(3), "dtype": torch.float64}
     if name == "rgcn":
         return RGCNLayer(relations, D, decomposition=kind, bases=2, **options).to(dtype)
@@ -47,7 +47,7 @@ def made(name: str, kind: str, relations: int, dtype: torch.dtype) -> nn.Module:
 
 
 def results(layer: nn.Module, x: Tensor, z: Tensor, graph: ContextGraph, mask: Tensor | None) -> list[Tensor]:
-    """The new entities and all gradients."""
+    """Return the new entities and all gradients."""
     inputs = [x.requires_grad_(), *layer.parameters()]
     if isinstance(layer, CompGCNLayer):
         inputs.insert(1, z.requires_grad_())
@@ -69,7 +69,7 @@ def random_graph(relations: int) -> ContextGraph:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("graph_name", ["degrees", "duplicates", "hubs", "sparse"])
 @every_layer
-def test_tiles_give_the_results_of_the_loop(
+def test_tiles_equal_the_loop(
     name: str, kind: str, graph_name: str, masked: bool, tiles: int, use: Callable[..., None]
 ) -> None:
     answers = {}
@@ -86,7 +86,7 @@ def test_tiles_give_the_results_of_the_loop(
 
 
 class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lists the operations that launch a kernel, and the most numbers that one of them returns."""
+    """Record the operations that launch a kernel, and the size of their largest result."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -99,13 +99,13 @@ class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
             name = func.overloadpacket.__name__
             self.names.append(name)
             if name == "index_add_" and out.is_floating_point():
-                assert len(args[2].unique()) == len(args[2]), "a GPU adds to a row by atomics, in any order"
+                assert len(args[2].unique()) == len(args[2]), "duplicate rows, added in any order on a GPU"
             self.largest = max([self.largest, *(t.numel() for t in torch.utils._pytree.tree_leaves(out))])
         return out
 
 
 def launches(name: str, kind: str, relations: int) -> Launches:
-    """Those of a layer's forward and backward pass that is not its first on the graph."""
+    """Return the kernel launches of a layer's second forward and backward pass on a graph."""
     graph, random = random_graph(relations), torch.Generator().manual_seed(6)
     x, z = (torch.randn(n, D, generator=random) for n in (ENTITIES, 2 * relations))
     layer = made(name, kind, relations, torch.float32)
@@ -129,14 +129,14 @@ def test_launches_do_not_depend_on_the_number_of_relations(
 
 
 @every_layer
-def test_a_batch_bounds_the_memory(name: str, kind: str, use: Callable[..., None]) -> None:
+def test_batch_size_bounds_memory(name: str, kind: str, use: Callable[..., None]) -> None:
     use(lambda device, numbers: 4, tile=16)
     largest = launches(name, kind, 20).largest
-    assert largest <= 2 * TRIPLES  # the weights of the entries, and no row of D numbers for each group
+    assert largest <= 2 * TRIPLES  # enough for one weight per entry, not for D numbers per group
 
 
 @every_layer
-def test_tiles_give_the_same_bits_again(name: str, kind: str, use: Callable[..., None]) -> None:
+def test_tiles_are_bitwise_repeatable(name: str, kind: str, use: Callable[..., None]) -> None:
     use(on_a_gpu)
     x, z, graph, mask = layer_inputs("hubs", D, torch.float32)
     layer = made(name, kind, graph.num_relations, torch.float32)
@@ -145,7 +145,7 @@ def test_tiles_give_the_same_bits_again(name: str, kind: str, use: Callable[...,
         assert_bitwise_equal(a, b)
 
 
-def test_a_cpu_has_a_batch_per_relation_and_a_gpu_tiles_within_bounds() -> None:
+def test_cpu_has_one_batch_per_relation_and_gpu_has_bounded_tiles() -> None:
     assert batches.tiles_at_once(torch.device("cpu"), 1) is None
     for numbers in (1, 1000, 2 * batches.NUMBERS):
         tiles = on_a_gpu(torch.device("cuda"), numbers)

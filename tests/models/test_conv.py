@@ -1,4 +1,4 @@
-"""`LightCAKEConv`: equal to the layer it wraps, with edges as PyTorch Geometric has them, and in its loop."""
+"""`LightCAKEConv`: equality with `context_layer`, PyTorch Geometric's edges, compilation and messages."""
 
 import runpy
 import subprocess
@@ -35,7 +35,7 @@ def layer(**settings: Any) -> LightCAKEConv:
 
 @pytest.mark.parametrize("context", ["both", "entity"])
 @pytest.mark.parametrize("score", ["distmult", "transe", "transh"])
-def test_it_is_the_layer(score: str, context: str) -> None:
+def test_equals_context_layer(score: str, context: str) -> None:
     edge_index, edge_type = edges()
     settings: dict[str, Any] = {
         "score": score,
@@ -63,7 +63,7 @@ def test_it_is_the_layer(score: str, context: str) -> None:
         assert_bitwise_equal(actual, wanted)
 
 
-def test_a_graph_stands_for_its_edges() -> None:
+def test_graph_and_its_edges_give_equal_results() -> None:
     edge_index, edge_type = edges()
     conv, x = layer(), rows()
     graph = ContextGraph.from_edge_index(edge_index, edge_type, N, R)
@@ -92,7 +92,7 @@ def written_by_numpy(edge_type: Tensor) -> None:
 
 
 @pytest.mark.parametrize("write", [written, written_unseen, written_by_numpy])
-def test_edges_may_change_between_calls(write: Callable[[Tensor], None]) -> None:
+def test_edges_can_change_between_calls(write: Callable[[Tensor], None]) -> None:
     edge_index, edge_type = edges()
     conv, x = layer(), rows()
     first = conv(x, edge_index, edge_type)
@@ -103,7 +103,7 @@ def test_edges_may_change_between_calls(write: Callable[[Tensor], None]) -> None
     assert_bitwise_equal(other, conv(x, edge_index.clone(), edge_type.clone()))
 
 
-def test_a_graph_made_in_inference_mode_serves_training_too() -> None:
+def test_graph_from_inference_mode_works_in_training() -> None:
     edge_index, edge_type = edges()
     conv, x = layer(), rows()
     expected = conv(x, edge_index, edge_type)
@@ -120,7 +120,7 @@ def test_a_graph_made_in_inference_mode_serves_training_too() -> None:
 
 
 @pytest.mark.parametrize("prepared", [False, True])
-def test_a_graph_made_under_torch_func_serves_later_calls_too(prepared: bool) -> None:
+def test_graph_from_torch_func_works_in_later_calls(prepared: bool) -> None:
     conv, x, given = layer(), rows(), edges()
     made: list[ContextGraph] = []
 
@@ -150,7 +150,7 @@ class TwoLayers(torch.nn.Module):
 
 
 @pytest.mark.parametrize("score", ["distmult", "transh"])
-def test_it_compiles_as_one_graph(score: str) -> None:
+def test_module_compiles_as_one_graph(score: str) -> None:
     torch.compiler.reset()
     model, x = TwoLayers(ContextGraph.from_edge_index(*edges(), N, R), score), rows()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -164,7 +164,7 @@ def test_it_compiles_as_one_graph(score: str) -> None:
         assert_bitwise_equal(one, other)
 
 
-def test_edges_as_tensors_leave_compiled_code() -> None:
+def test_tensor_edges_run_outside_compiled_code() -> None:
     torch.compiler.reset()
     conv, x, given = layer(), rows(), edges()
     compiled = torch.compile(conv, backend="aot_eager")
@@ -176,7 +176,7 @@ def test_edges_as_tensors_leave_compiled_code() -> None:
         torch.compile(conv, fullgraph=True, backend="aot_eager")(x, *given)
 
 
-def test_it_exports_with_its_graph() -> None:
+def test_module_exports_with_its_graph() -> None:
     model, x = TwoLayers(ContextGraph.from_edge_index(*edges(), N, R), "distmult").eval(), rows()
     assert_bitwise_equal(torch.export.export(model, (x,)).module()(x), model(x))
     with pytest.raises(InputError, match=r"edge_index: expected a graph under torch\.export, got a tensor"):
@@ -198,21 +198,21 @@ def test_it_exports_with_its_graph() -> None:
         (lambda i, t: (i + 1, t), "head ids: expected"),
         (lambda i, t: (i, t + R), "relation ids: expected"),
         (lambda i, t: (i, t.to("meta")), "edge_type: expected device cpu, got meta"),
-        (lambda i, t: (i, None), "edge_type: expected a tensor beside the tensor edge_index, got None"),
+        (lambda i, t: (i, None), "edge_type: expected a tensor with the tensor edge_index, got None: add it"),
         (
             lambda i, t: (ContextGraph.from_edge_index(i, t, N, R), t),
-            "edge_type: expected None beside a graph, got a tensor",
+            "edge_type: expected None with a graph, got a tensor: leave it out",
         ),
         (lambda i, t: (ContextGraph.from_edge_index(i, t, N + 1, R),), "entities: expected shape"),
         (lambda i, t: (ContextGraph.from_edge_index(i, t, N, R + 1),), "relations: expected shape"),
     ],
 )
-def test_wrong_edges_are_refused(change: Callable[..., Any], message: str) -> None:
+def test_rejects_wrong_edges(change: Callable[..., Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layer()(rows(), *change(*edges()))
 
 
-def test_edges_that_are_no_tensors_are_refused() -> None:
+def test_rejects_edges_as_lists() -> None:
     edge_index, edge_type = edges()
     lists: Any = edge_index.tolist()
     with pytest.raises(TypeError, match=r"edge_index: expected a .*, got list"):
@@ -221,8 +221,8 @@ def test_edges_that_are_no_tensors_are_refused() -> None:
         ContextGraph.from_edge_index(edge_index, lists[0], N, R)
 
 
-def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(InputError, match="channels: got 7, wanted a multiple of 2 for score 'complex'"):
+def test_rejects_wrong_settings() -> None:
+    with pytest.raises(InputError, match="channels: expected a multiple of 2 for score 'complex', got 7: "):
         LightCAKEConv(7, R, score="complex")
     with pytest.raises(ValueError, match="num_relations: expected at least 1, got 0"):
         LightCAKEConv(D, 0)
@@ -242,12 +242,12 @@ def test_wrong_settings_are_refused() -> None:
         ([1.0], TypeError, "^relations: expected a .*, got list"),
     ],
 )
-def test_wrong_relations_are_refused(score: str, relations: Any, kind: type[Exception], message: str) -> None:
+def test_rejects_wrong_relations(score: str, relations: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         layer(score=score)(rows(), *edges(), relations)
 
 
-def test_it_needs_no_torch_geometric() -> None:
+def test_works_without_torch_geometric() -> None:
     code = (
         "import sys; sys.modules['torch_geometric'] = None\n"
         "import torch; from lightcake_fast import LightCAKEConv\n"
@@ -260,7 +260,7 @@ def test_it_needs_no_torch_geometric() -> None:
 
 
 @pytest.mark.full
-def test_the_example_learns(peer: Callable[[str], Any]) -> None:
+def test_example_learns(peer: Callable[[str], Any]) -> None:
     peer("torch_geometric")
     share = runpy.run_path(str(ROOT / "examples" / "pyg_loop.py"))["main"]()
     assert share > 0.5
