@@ -9,7 +9,7 @@ import sys
 import threading
 from contextlib import suppress
 
-_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # choices of the caller, which are respected
+_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # the caller's choices have priority
 
 _sleeping = 0  # threads that this module has added
 
