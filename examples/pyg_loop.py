@@ -1,4 +1,4 @@
-"""`LightCAKEConv` in a PyTorch Geometric loop: which relation joins the two ends of an edge?
+"""`LightCAKEConv` in a PyTorch Geometric training loop: predict the relation between two nodes.
 
 pip install torch-geometric
 python examples/pyg_loop.py
@@ -11,7 +11,7 @@ from lightcake_fast import ContextGraph, LightCAKEConv, load_dataset
 
 
 class Net(nn.Module):
-    """Learned nodes, two layers of context, and a DistMult score for each relation of a pair."""
+    """Learned node embeddings, two context layers, and a DistMult score per relation for pairs of nodes."""
 
     def __init__(self, num_nodes: int, num_relations: int, channels: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Net(nn.Module):
         self.second = LightCAKEConv(channels, num_relations)
 
     def forward(self, edges: ContextGraph, pairs: Tensor) -> Tensor:
-        """Scores (B, R) of pairs (2, B); relations go from layer to layer with the nodes."""
+        """Return scores (B, R) of pairs (2, B). Each layer refines both nodes and relations."""
         x = nn.functional.dropout(self.nodes, 0.5, self.training)
         x, relations = self.first(x, edges, relations=self.first.relations)
         x, relations = self.second(x, edges, relations=relations)
@@ -29,11 +29,11 @@ class Net(nn.Module):
 
 
 def main() -> float:
-    """Train; returns the share of test edges whose relation is found."""
+    """Train the model. Return its accuracy on the test edges."""
     torch.manual_seed(0)
     graph = load_dataset("family:200")
     train, test = graph.to_pyg("train"), graph.to_pyg("test")
-    # sorted once, since the edges stay the same
+    # The edges do not change, so sort them once
     edges = ContextGraph.from_edge_index(
         train.edge_index, train.edge_type, train.num_nodes, graph.num_relations
     )
