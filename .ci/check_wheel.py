@@ -1,7 +1,7 @@
-"""Build the wheel, install it away from the checkout, and use it from the root folder.
+"""Build the wheel, install it outside the checkout, and use it from the root folder.
 
-Catches what an editable install hides: a subpackage or data file left out of the wheel, a top-level
-import package that must not be there, and code that reads files of the checkout.
+An editable install hides three faults. The wheel can miss a subpackage or data file. It can contain an
+unwanted top-level package. Code can read files of the checkout.
 """
 
 import subprocess
@@ -28,31 +28,34 @@ print(f"imported {len(modules)} modules from {lightcake_fast.__path__[0]}")
 
 
 def run(*command: str | Path, cwd: Path | str = "/") -> None:
-    """Run a command and stop at its failure."""
+    """Run a command; raise an error if it fails."""
     subprocess.run([str(part) for part in command], cwd=cwd, check=True)
 
 
 def expected_files() -> set[str]:
-    """Give every committed file of the package, by its place in the wheel."""
+    """Return the path in the wheel of each committed file of the package."""
     command = ["git", "ls-files", "--", "lightcake_fast", *MAPPED]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     files = set()
     for path in listed:
         folder, _, rest = path.partition("/")
-        if (ROOT / path).is_file():  # the two links to folders are not files
+        if (ROOT / path).is_file():  # not the two symbolic links to folders
             files.add(f"{MAPPED.get(folder, folder)}/{rest}")
     return files
 
 
 def check_contents(wheel: Path) -> None:
-    """Compare the wheel's files with the committed ones, both ways."""
+    """Check that the wheel has all committed files and no others."""
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     metadata = {name for name in names if name.split("/")[0].endswith(".dist-info")}
     found = names - metadata
     missing, surplus = expected_files() - found, found - expected_files()
     if missing or surplus:
-        sys.exit(f"{wheel.name}: missing {sorted(missing)}, not committed {sorted(surplus)}")
+        sys.exit(
+            f"{wheel.name}: expected the committed files, got {sorted(missing)} missing and "
+            f"{sorted(surplus)} extra: change package-data or commit the files"
+        )
     print(f"{wheel.name}: {len(found)} files, top level: {sorted({name.split('/')[0] for name in names})}")
 
 
@@ -60,7 +63,7 @@ def main() -> None:
     """Run all checks in a temporary folder."""
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        # By way of the source distribution, which so is checked as well.
+        # This builds the wheel from the source distribution, so it checks both.
         run(sys.executable, "-m", "build", "--outdir", work / "dist", ROOT, cwd=work)
         (wheel,) = (work / "dist").glob("*.whl")
         check_contents(wheel)
@@ -68,8 +71,8 @@ def main() -> None:
         venv.create(work / "venv", with_pip=True)
         python = work / "venv" / "bin" / "python"
         run(python, "-m", "pip", "install", "-qq", "--no-deps", wheel)
-        # Third-party packages come from this environment by a plain path entry, whose own .pth files,
-        # and with them the editable install of the checkout, Python does not read.
+        # A path entry gives access to this environment's third-party packages. Python does not read the .pth
+        # files in that folder, so the editable install of the checkout stays invisible.
         (site,) = (work / "venv").glob("lib/python*/site-packages")
         (site / "third_party.pth").write_text(sysconfig.get_path("purelib") + "\n")
 

@@ -1,4 +1,4 @@
-"""The pages of the site that are no Markdown in docs/: the README as its start, the notebook, and others."""
+"""Add pages from outside docs/ to the site, with README.md as the start page, and the notebook."""
 
 import html
 import json
@@ -13,7 +13,7 @@ NOTEBOOK = "tour.ipynb"
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """What mkdocs calls with the files it found."""
+    """Add the generated pages; mkdocs calls this hook with the files in docs/."""
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, page, content=text))
@@ -25,7 +25,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def _markdown(cell: dict[str, Any]) -> str:
-    """A cell of a notebook with what it printed."""
+    """Return a notebook cell and its output as Markdown."""
     source = "".join(cell["source"])
     if cell["cell_type"] == "markdown":
         return source
