@@ -1,4 +1,4 @@
-# `make demo` and `make test` do everything on a machine that has only Python, make and a C compiler.
+# `make demo` and `make test` need only Python, make and a C compiler. They install the rest.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 SEED ?= $(shell date +%s)
 
 RUN = $(VENV)/bin/python
-# One pip call makes or mends the environment; the stamp says for which metadata that was done.
+# One pip call creates or updates the environment. A stamp file repeats it if the requirements change.
 INSTALL = $(PYTHON) -m venv $(VENV) && \
 	$(RUN) -m pip install -qq --disable-pip-version-check $(addprefix -c ,$(CONSTRAINTS))
 USER_STAMP = $(VENV)/.installed
@@ -17,20 +17,20 @@ DEV_STAMP = $(VENV)/.installed-dev
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(USER_STAMP)  ## install, train on the embedded data set, print the test metrics
+demo: $(USER_STAMP)  ## install, train on the built-in data set, print the test metrics
 	$(RUN) -m lightcake_fast.train --dataset family
 
-dev: $(DEV_STAMP)  ## install with everything that tests, lint and benchmarks need
+dev: $(DEV_STAMP)  ## install with the requirements of tests, lint and benchmarks
 
 test: $(DEV_STAMP)  ## install, run the tests
 	$(RUN) -m pytest -n auto --dist worksteal -m "not full"
 
-# The random examples of the full run are new ones. Its command line shows the seed; SEED=N repeats them.
+# Each full run draws new random examples. Its command line shows the seed, and SEED=N repeats a run.
 test-full: $(DEV_STAMP)  ## the tests with full grids, long fuzzing and kill tests, then test-oldest
 	$(RUN) -m pytest -n auto --dist worksteal --hypothesis-profile=random --hypothesis-seed=$(SEED)
 	$(MAKE) test-oldest
 
-test-oldest:  ## the tests on the oldest versions that pyproject.toml allows, in an environment of their own
+test-oldest:  ## the tests with the oldest versions that pyproject.toml allows, in a separate environment
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=.ci/oldest.txt
 
 lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict, layers of imports
@@ -39,17 +39,17 @@ lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict, layers of
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo --no-cache
 
-format: $(DEV_STAMP)  ## apply ruff's fixes and format
+format: $(DEV_STAMP)  ## apply the fixes and the format of ruff
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: $(DEV_STAMP)  ## the benchmark suite, ten to fifteen minutes on two cores
+bench: $(DEV_STAMP)  ## the benchmark suite (10 to 15 minutes on two cores)
 	$(RUN) -m pytest bench/ --benchmark-only
 
 docs: $(DEV_STAMP)  ## the site with the API reference, in build/site
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
-clean:  ## remove caches and build outputs; keeps the environment and runs/
+clean:  ## remove caches and build outputs, but not the environment and runs/
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find bench kernels lightcake_fast reference tests -name __pycache__ -prune -exec rm -rf {} +
 
