@@ -1,4 +1,4 @@
-"""Fixtures of every test: seeds, poisoned fresh memory, few threads, and the public data sets."""
+"""Fixtures for all tests: seeds, NaN in uninitialized memory, few threads, and the public data sets."""
 
 import importlib
 import os
@@ -12,16 +12,16 @@ import hypothesis
 import numpy as np
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads take the other tests' cores
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow down the other tests
 import torch
 
-# tests of training are about the CPU, also where there is a GPU; those of a GPU name it
+# training tests use the CPU, also on a machine with a GPU; GPU tests set the device explicitly
 os.environ.setdefault("LIGHTCAKE_FAST_DEVICE", "cpu")
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test module
 
-# `make test` tries the same examples each time; `make test-full` takes the random profile and a new seed
+# `make test` repeats the same examples; `make test-full` uses the random profile and a new seed
 for _name in ("random", "derandomized"):
     hypothesis.settings.register_profile(
         _name,
@@ -31,15 +31,15 @@ for _name in ("random", "derandomized"):
         database=None,
         print_blob=True,
     )
-    hypothesis.settings.load_profile(_name)  # the last one holds without --hypothesis-profile
+    hypothesis.settings.load_profile(_name)  # the last profile is the default
 
-MAX_THREADS = 4  # the tensors of tests are small: a wide pool costs more than it brings
+MAX_THREADS = 4  # the tensors of tests are small, so more threads would be slower
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads() -> None:
     torch.set_num_threads(min(torch.get_num_threads(), MAX_THREADS))
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the other workers have the other cores
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the other workers use the other cores
         from lightcake_fast.kernels import cpu_together
 
         cpu_together.MOST_PROCESSES = 1
@@ -47,8 +47,8 @@ def _few_threads() -> None:
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a tiny run that nothing stopped."""
-    from tests.support.training_runs import EPOCHS, run  # the package is imported after the lines above
+    """Return the folder of a tiny run without interruption."""
+    from tests.support.training_runs import EPOCHS, run  # import the package after the environment is set
 
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     assert run(folder, *EPOCHS) == 0
@@ -57,7 +57,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def registry() -> Iterator[None]:
-    """What a test registers as a score is gone afterwards."""
+    """Remove the scores that a test registers."""
     from lightcake_fast.kernels import scores as blocks
     from lightcake_fast.reference import scores as references
 
@@ -71,7 +71,7 @@ def registry() -> Iterator[None]:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU few triples make a hub, and in the interpreter a warp is wide."""
+    """Lower the chunk sizes on a GPU, so that few triples make a hub. Widen warps in the interpreter."""
     from lightcake_fast.kernels import gpu_launch, plan
 
     if not torch.cuda.is_available():
@@ -88,7 +88,7 @@ def _seed(number: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> None:
-    """Seed a fixture of several tests by its name: it must not depend on the test that asks first."""
+    """Seed each shared fixture by its name. Then it does not depend on the first test that uses it."""
     if fixturedef.scope != "function":
         _seed(zlib.crc32(fixturedef.argname.encode()))
 
@@ -107,7 +107,7 @@ def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             poison = True
         else:
             poison = torch.iinfo(fresh.dtype).max
-        fresh.detach().fill_(poison)  # the caller may have asked for a leaf that requires gradients
+        fresh.detach().fill_(poison)  # detach: the tensor can be a leaf that requires gradients
         return fresh
 
     return allocate_poisoned
@@ -115,10 +115,10 @@ def _poisoned(allocate: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
 @pytest.fixture(autouse=True)
 def _poison_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fill uninitialised tensors with NaN, so that an output nobody wrote shows.
+    """Fill uninitialized tensors with NaN, so that tests notice outputs that were never written.
 
-    PyTorch's own `fill_uninitialized_memory` works only under deterministic algorithms, which would
-    swap the algorithms under test for others.
+    PyTorch's `fill_uninitialized_memory` works only with deterministic algorithms. These would replace the
+    algorithms under test.
     """
     for owner, name in (
         (torch, "empty"),
@@ -132,14 +132,14 @@ def _poison_fresh_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def peer() -> Callable[[str], Any]:
-    """Import a module that tests may lack; skip where it is absent, but fail under `CI=true`."""
+    """Return a function that imports an optional package. If it is missing, skip, or fail with `CI=true`."""
 
     def find(module: str) -> Any:
         try:
             return importlib.import_module(module)
         except ModuleNotFoundError as error:
             extras = "lightcake_fast[dev,mlflow,wandb]"
-            reason = f"needs {error.name}: pip install torch-geometric pykeen '{extras}'"
+            reason = f"expected {error.name}, got no module: pip install torch-geometric pykeen '{extras}'"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
@@ -149,9 +149,9 @@ def peer() -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def public_data() -> Callable[[str], Path]:
-    """Give the folder of a public data set, by any case of its name; skip where it is absent.
+    """Return a function that finds the folder of a public data set, by its name in any case.
 
-    Under `CI=true` an absent set is a failure: nothing may go untested there unseen.
+    If the folder is missing, the test is skipped, or fails with `CI=true`.
     """
 
     def find(name: str) -> Path:
@@ -160,7 +160,7 @@ def public_data() -> Callable[[str], Path]:
         for folder in folders:
             if folder.is_dir() and folder.name.lower() == name.lower():
                 return folder
-        reason = f"needs {name}: put its folder into the one that LIGHTCAKE_FAST_DATA names (now {root!r})"
+        reason = f"LIGHTCAKE_FAST_DATA: expected a folder with {name}, got {root!r}: add {name} there"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)

@@ -63,7 +63,7 @@ def cases(
     scores: tuple[str, ...] = FUSED,
     rows: tuple[str, ...] = ROWS,
 ) -> Case:
-    """Any case. Hypothesis tries small ones first."""
+    """Draw a random case. Hypothesis tries small cases first."""
     entities, relations = draw(st.integers(1, 12)), draw(st.integers(1, 4))
     ids = st.tuples(*(st.integers(0, n - 1) for n in (entities, relations, entities)))
     triples = draw(st.lists(ids, max_size=40).map(tuple))
@@ -121,7 +121,7 @@ def check(case: Case, backend: str) -> None:
             allowed += slope_error(case.score, case.dtype, case.width, most)
         error = (actual.cpu().double() - wide).abs()
         assert (error <= allowed).all(), (
-            f"{name}: got {actual.tolist()}, wanted {wide.tolist()}, errors of at most {allowed.tolist()}"
+            f"{name}: expected {wide.tolist()} with errors up to {allowed.tolist()}, got {actual.tolist()}"
         )
 
 
@@ -187,9 +187,11 @@ def fuzz(
 def main() -> int:
     """Fuzz the back ends that run on this machine."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz", description=__doc__)
-    parser.add_argument("--graphs", type=int, default=10_000, help="random graphs a back end")
-    parser.add_argument("--backend", choices=BACKENDS, help="only this one")
-    parser.add_argument("--seed", type=int, help="seed of the random graphs (default: a new one, printed)")
+    parser.add_argument(
+        "--graphs", type=int, default=10_000, help="random graphs per back end (default: 10000)"
+    )
+    parser.add_argument("--backend", choices=BACKENDS, help="back end to test (default: all)")
+    parser.add_argument("--seed", type=int, help="seed of the random graphs (default: new, printed)")
     options = parser.parse_args()
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
