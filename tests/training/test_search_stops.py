@@ -104,7 +104,8 @@ def test_a_trial_whose_folder_is_damaged(
     folder = tmp_path / "trial-000"
     for _ in range(2):
         with pytest.raises(
-            InputError, match=rf"metrics.jsonl: damaged: .* \(with {folder} removed, the same"
+            InputError,
+            match=rf"metrics.jsonl: expected JSON lines, got a damaged .* \(with {folder} removed, the same",
         ):
             lightcake_fast.search("family:20", out=tmp_path, **settings)
     shutil.rmtree(folder)
