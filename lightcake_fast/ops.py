@@ -1,29 +1,30 @@
-"""The context layer as one differentiable operator. Only this module chooses between the back ends."""
+"""The context layer as one differentiable operator."""
 
-import importlib.util
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from lightcake_fast.backends import (
+    BACKENDS,
+    Backend,
+    backend_named,
+    check_fused,
+    layer_backend,
+    runnable,
+)
 from lightcake_fast.errors import InputError
-from lightcake_fast.kernels.plan import GpuPlan, Plan
 from lightcake_fast.launching import launching
 from lightcake_fast.operators import operator
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.reference import partial
-from lightcake_fast.scores import fused, score_named
+from lightcake_fast.scores import score_named
 
 if TYPE_CHECKING:
     from lightcake_fast.graph import ContextGraph
 
 CONTEXTS = ("both", "entity", "relation")
-BACKENDS = ("auto", "triton", "numba", "reference")
 ROWS = ("float32", "bfloat16")
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
-_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "y", "on")
 _NARROW = (torch.float16, torch.bfloat16)
 _REAL = (*_NARROW, torch.float32, torch.float64)
 # computed at import: TorchDynamo of PyTorch 2.9 cannot trace is_autocast_available
@@ -138,14 +139,8 @@ def context_weights(
         made = _fused(entities, relations, graph, score, "both", True, mask, rows, backend)
         s, norm_x, norm_y = made[2:5]
         heads, relation_ids, _ = graph.context_triples
-        if backend == "triton":
-            from lightcake_fast.kernels import gpu_forward
-
-            given = gpu_forward.scores_as_given(s, graph.gpu_plan)
-        else:
-            from lightcake_fast.kernels import cpu_forward
-
-            given = cpu_forward.scores_as_given(s, graph.plan)
+        used = backend_named(backend)
+        given = used.scores_as_given(s, used.plan(graph))
         alpha = partial.softmax_weights(given, norm_x, heads)
         beta = partial.softmax_weights(given, norm_y, relation_ids)
         return alpha.to(entities.dtype), beta.to(entities.dtype)
@@ -216,19 +211,6 @@ def _checked(
     return entities, relations, layer_backend(score, backend, entities, relations)
 
 
-def layer_backend(score: str, backend: str, entities: Tensor, relations: Tensor) -> str:
-    """Return the back end that "auto" selects for a score and tables; check a back end given by name.
-
-    Raises:
-        InputError: the back end cannot run on this device, or does not have the score.
-    """
-    check_fused(score, backend)
-    chosen = runnable(backend, entities.device.type)
-    if not fused(score, chosen):
-        return "reference"
-    return without_transforms(chosen, backend, entities, relations)
-
-
 def _check_kinds(entities: Any, relations: Any, graph: Any, mask: Any) -> None:
     """Raise ``TypeError`` if a table or the mask is not a tensor, or the graph is not a ``ContextGraph``."""
     check_tensor("entities", entities)
@@ -292,63 +274,6 @@ def _check_width(score: str, name: str, width: int) -> None:
         raise InputError(f"{name}: expected a multiple of {columns} for score {score!r}, got width {width}")
 
 
-def check_fused(score: str, backend: str) -> None:
-    """Raise ``InputError`` if a fused back end, given by name, does not have the score."""
-    if backend in ("numba", "triton") and not fused(score, backend):
-        able = "'numba' or 'reference'" if fused(score, "numba") else "'reference'"
-        raise InputError(f"backend: expected {able} for score {score!r}, got {backend!r}")
-
-
-def runnable(backend: str, device: str) -> str:
-    """Return the back end that "auto" selects on a device; check a back end given by name.
-
-    Raises:
-        InputError: the back end cannot run on this device.
-    """
-    if backend == "auto":
-        backend = {"cpu": "numba", "cuda": "triton"}.get(device, "reference")
-    if backend == "numba" and device != "cpu":
-        raise InputError(f"backend: expected tensors on the cpu for 'numba', got them on {device}")
-    if backend == "triton":
-        if not _HAS_TRITON:
-            raise InputError(
-                "backend: expected an installed triton package, got 'triton' without it: install it, or use "
-                "'reference'"
-            )
-        if device != "cuda" and not (device == "cpu" and _INTERPRETED):
-            raise InputError(
-                f"backend: expected tensors on a GPU for 'triton' (or on the cpu with TRITON_INTERPRET=1), "
-                f"got them on {device}"
-            )
-    return backend
-
-
-def without_transforms(chosen: str, asked: str, *tables: Tensor) -> str:
-    """Return the chosen back end, or "reference" where only it has the derivatives.
-
-    The fused operators have only a backward. Without this check a forward-mode tangent would silently be
-    lost.
-
-    Raises:
-        InputError: the caller named a fused back end.
-    """
-    if chosen == "reference" or not (torch._C._are_functorch_transforms_active() or _have_tangents(tables)):
-        return chosen
-    if asked != "auto":
-        raise InputError(
-            "backend: expected 'auto' or 'reference' under torch.func or forward-mode differentiation, got "
-            f"{asked!r}, which has only a backward"
-        )
-    return "reference"
-
-
-def _have_tangents(tables: tuple[Tensor, ...]) -> bool:
-    if forward_ad._current_level < 0:  # outside of dual_level()
-        return False
-    duals = [forward_ad.unpack_dual(table) for table in tables]  # type: ignore[no-untyped-call]
-    return any(dual.tangent is not None for dual in duals)
-
-
 def autocast_first(table: Tensor) -> Tensor:
     """Cast a table to float32 under ``torch.autocast``, as PyTorch's float32 operators do."""
     device = table.device.type
@@ -377,9 +302,9 @@ def _fused(
         x, y = _widened(x), _widened(y)
         if not torch.compiler.is_compiling():  # under torch.compile, each pass compiles at its first call
             compile_together(x, y, score, context, rows)
-    plan = graph.plan if backend == "numba" else graph.gpu_plan
-    arguments = x, y, list(plan), mask, score, context, residual, rows, backend
-    return _context_layer(*arguments)  # type: ignore[no-any-return]
+    plan = list(backend_named(backend).plan(graph))
+    options = packed_options(score, context, residual, rows, backend)
+    return _context_layer(x, y, plan, mask, options)  # type: ignore[no-any-return]
 
 
 def compile_together(x: Tensor, y: Tensor, score: str, context: str, rows: str) -> None:
@@ -394,58 +319,34 @@ def compile_together(x: Tensor, y: Tensor, score: str, context: str, rows: str) 
     )
 
 
-@operator("context_layer", "cpu")
+def packed_options(score: str, context: str, residual: bool, rows: str, backend: str) -> str:
+    """Return the options of the operators as one string, because a schema has no tuples."""
+    return "\n".join([score, context, "residual" if residual else "sums", rows, backend])
+
+
+class _Options(NamedTuple):
+    """The options of the operators."""
+
+    score: str
+    context: str
+    residual: bool
+    rows: str
+    backend: Backend
+
+    @classmethod
+    def unpacked(cls, text: str) -> "_Options":
+        score, context, residual, rows, backend = text.split("\n")
+        return cls(score, context, residual == "residual", rows, backend_named(backend))
+
+
+@operator("context_layer")
 def _context_layer(
-    x: Tensor,
-    y: Tensor,
-    plan: list[Tensor],
-    mask: Tensor | None,
-    score: str,
-    context: str,
-    residual: bool,
-    rows: str,
-    backend: str,
+    x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, options: str
 ) -> list[Tensor]:
-    if backend == "triton":
-        return _forward_on_gpu(x, y, plan, mask, score, context, residual, rows)
-    from lightcake_fast.kernels import cpu_forward
-
+    score, context, residual, rows, backend = _Options.unpacked(options)
     copy = gathered(x, rows)
-    made = cpu_forward.forward(x, y, Plan(*plan), mask, score, context, residual=residual, gathered=copy)
-    return [*made, *_given(copy)]
-
-
-@_context_layer.register_kernel("cuda")
-def _(
-    x: Tensor,
-    y: Tensor,
-    plan: list[Tensor],
-    mask: Tensor | None,
-    score: str,
-    context: str,
-    residual: bool,
-    rows: str,
-    backend: str,
-) -> list[Tensor]:
-    return _forward_on_gpu(x, y, plan, mask, score, context, residual, rows)
-
-
-def _forward_on_gpu(
-    x: Tensor,
-    y: Tensor,
-    plan: list[Tensor],
-    mask: Tensor | None,
-    score: str,
-    context: str,
-    residual: bool,
-    rows: str,
-) -> list[Tensor]:
-    from lightcake_fast.kernels import gpu_forward
-
-    copy, order = gathered(x, rows), GpuPlan(*plan)
-    with launching(x.device):
-        made = gpu_forward.forward(x, y, order, mask, score, context, residual=residual, gathered=copy)
-    return [*made, *_given(copy)]
+    made = backend.forward(x, y, plan, mask, score, context, residual=residual, gathered=copy)
+    return [*made, *([] if copy is None else [copy])]  # the backward reads the copy again
 
 
 def gathered(x: Tensor, rows: str) -> Tensor | None:
@@ -459,118 +360,40 @@ def gathered(x: Tensor, rows: str) -> Tensor | None:
     return copy if x.dtype == torch.float32 else copy.to(x.dtype)
 
 
-def _given(copy: Tensor | None) -> list[Tensor]:
-    """Return the copy as last output of the operator, because the backward reads it again."""
-    return [] if copy is None else [copy]
-
-
 @_context_layer.register_fake
-def _(
-    x: Tensor,
-    y: Tensor,
-    plan: list[Tensor],
-    mask: Tensor | None,
-    score: str,
-    context: str,
-    residual: bool,
-    rows: str,
-    backend: str,
-) -> list[Tensor]:
+def _(x: Tensor, y: Tensor, plan: list[Tensor], mask: Tensor | None, options: str) -> list[Tensor]:
     real = torch.float32 if x.dtype in _NARROW else x.dtype
     scores = x.new_empty(2 * len(plan[0]), dtype=real)
     norm_x, norm_y = (rows.new_empty(len(rows), 2, dtype=real) for rows in (x, y))
     outputs = [torch.empty_like(x), torch.empty_like(y), scores, norm_x, norm_y]
     if x.dtype in _NARROW:
         outputs += [torch.empty_like(x, dtype=real), torch.empty_like(y, dtype=real)]
-    if rows == "bfloat16":
+    if _Options.unpacked(options).rows == "bfloat16":
         outputs.append(torch.empty_like(x, dtype=torch.bfloat16 if x.dtype == torch.float32 else x.dtype))
     return outputs
 
 
-@operator("context_layer_backward", "cpu")
+@operator("context_layer_backward")
 def _context_layer_backward(
-    g: Tensor,
-    q: Tensor,
-    x: Tensor,
-    y: Tensor,
-    outputs: list[Tensor],
-    plan: list[Tensor],
-    score: str,
-    residual: bool,
-    rows: str,
-    backend: str,
+    g: Tensor, q: Tensor, x: Tensor, y: Tensor, outputs: list[Tensor], plan: list[Tensor], options: str
 ) -> list[Tensor]:
-    if backend == "triton":
-        return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual, rows)
-    from lightcake_fast.kernels import cpu_backward
-
-    (new_x, new_y, s, norm_x, norm_y), copy = _without_copy(outputs, rows)
-    tables, order = (x, y, new_x, new_y, s, norm_x, norm_y), Plan(*plan)
-    return list(cpu_backward.backward(g, q, *tables, order, score, residual=residual, gathered=copy))
-
-
-@_context_layer_backward.register_kernel("cuda")
-def _(
-    g: Tensor,
-    q: Tensor,
-    x: Tensor,
-    y: Tensor,
-    outputs: list[Tensor],
-    plan: list[Tensor],
-    score: str,
-    residual: bool,
-    rows: str,
-    backend: str,
-) -> list[Tensor]:
-    return _backward_on_gpu(g, q, x, y, outputs, plan, score, residual, rows)
-
-
-def _backward_on_gpu(
-    g: Tensor,
-    q: Tensor,
-    x: Tensor,
-    y: Tensor,
-    outputs: list[Tensor],
-    plan: list[Tensor],
-    score: str,
-    residual: bool,
-    rows: str,
-) -> list[Tensor]:
-    from lightcake_fast.kernels import gpu_backward
-
-    (new_x, new_y, s, norm_x, norm_y, *sums), copy = _without_copy(outputs, rows)
-    tables, order = (x, y, new_x, new_y, s, norm_x, norm_y), GpuPlan(*plan)
-    with launching(x.device):
-        found = gpu_backward.backward(g, q, *tables, order, score, *sums, residual=residual, gathered=copy)
-    return list(found)
-
-
-def _without_copy(outputs: list[Tensor], rows: str) -> tuple[list[Tensor], Tensor | None]:
-    """Split the forward's outputs into the results of its passes and the copy that triples read."""
-    return (outputs, None) if rows == "float32" else (outputs[:-1], outputs[-1])
+    score, _, residual, rows, backend = _Options.unpacked(options)
+    made, copy = (outputs, None) if rows == "float32" else (outputs[:-1], outputs[-1])
+    return list(backend.backward((g, q), (x, y), made, plan, score, residual=residual, gathered=copy))
 
 
 @_context_layer_backward.register_fake
 def _(
-    g: Tensor,
-    q: Tensor,
-    x: Tensor,
-    y: Tensor,
-    outputs: list[Tensor],
-    plan: list[Tensor],
-    score: str,
-    residual: bool,
-    rows: str,
-    backend: str,
+    g: Tensor, q: Tensor, x: Tensor, y: Tensor, outputs: list[Tensor], plan: list[Tensor], options: str
 ) -> list[Tensor]:
     return [torch.empty_like(x), torch.empty_like(y)]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    x, y, plan, _, score, _, residual, rows, backend = inputs
+    x, y, plan, _, options = inputs
     ctx.set_materialize_grads(False)  # scores and softmax norms never need gradients
     ctx.save_for_backward(x, y, *output, *plan)
-    ctx.outputs, ctx.rest = len(output), (score, residual, rows, backend)
+    ctx.outputs, ctx.options = len(output), options
 
 
 def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
@@ -580,8 +403,8 @@ def _differentiate(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
         torch.zeros_like(rows) if gradient is None else gradient.contiguous()
         for rows, gradient in zip((x, y), gradients[:2], strict=True)
     )
-    grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, *ctx.rest)
-    return grad_x, grad_y, [None] * len(plan), *[None] * 6
+    grad_x, grad_y = _context_layer_backward(g, q, x, y, outputs, plan, ctx.options)
+    return grad_x, grad_y, [None] * len(plan), None, None
 
 
 def no_second_derivative(ctx: Any, *gradients: Any) -> None:

@@ -2,8 +2,8 @@
 
 import argparse
 
+from lightcake_fast.backends import BACKENDS
 from lightcake_fast.inference.trained import TrainedModel, load
-from lightcake_fast.ops import BACKENDS
 from lightcake_fast.scores import import_score
 
 

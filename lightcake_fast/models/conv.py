@@ -5,11 +5,12 @@ from typing import Any, overload
 import torch
 from torch import Generator, Tensor, nn
 
+from lightcake_fast.backends import BACKENDS
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.scorers import with_normals
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
-from lightcake_fast.ops import BACKENDS, CONTEXTS, ROWS, context_layer
+from lightcake_fast.ops import CONTEXTS, ROWS, context_layer
 from lightcake_fast.scores import score_named
 
 _REMEDY = "pass a graph made by ContextGraph.from_edge_index instead of edge_index and edge_type"

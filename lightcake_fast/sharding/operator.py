@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightcake_fast.backends import backend_named, layer_backend
 from lightcake_fast.graph import ContextGraph
-from lightcake_fast.ops import gathered, layer_backend
-from lightcake_fast.reference import partial as reference_partial
+from lightcake_fast.ops import gathered
 
 
 class Share(NamedTuple):
@@ -74,26 +74,10 @@ def forward(
         rows: as in ``context_layer``.
         backend: "triton", "numba" or "reference".
     """
-    copy = gathered(x, rows)
+    copy, used = gathered(x, rows), backend_named(backend)
     options: dict[str, Any] = {"residual": residual, "partial": True, "gathered": copy}
-    if backend == "triton":
-        from lightcake_fast.kernels import gpu_forward
-
-        made = gpu_forward.forward(x, y, graph.gpu_plan, mask, score, context, **options)
-        new_x, new_y, s, norm_x, norm_y = made
-        return Share(new_x, new_y, s, norm_x, norm_y, copy)
-    if backend == "numba":
-        from lightcake_fast.kernels import cpu_forward
-
-        return Share(*cpu_forward.forward(x, y, graph.plan, mask, score, context, **options), copy)
-    both_ways, triples, wide = mask.T.reshape(-1), graph.context_triples, _as_wide(copy, x)
-    found = reference_partial.forward(x, y, triples, both_ways, score, context, residual, wide)
-    return Share(*found, copy)
-
-
-def _as_wide(copy: Tensor | None, x: Tensor) -> Tensor | None:
-    """Cast a copy of rows, if there is one, to their dtype."""
-    return None if copy is None else copy.to(x.dtype)
+    new_x, means, s, norm_x, norm_y = used.forward(x, y, used.plan(graph), mask, score, context, **options)
+    return Share(new_x, means, s, norm_x, norm_y, copy)
 
 
 def backward(
@@ -125,17 +109,10 @@ def backward(
         backend: as in ``forward``.
     """
     new_x, _, s, norm_x, _, copy = share
-    known = g, q, x, y, new_x, new_y, s, norm_x, norm_y
+    made, used = (new_x, new_y, s, norm_x, norm_y), backend_named(backend)
     options: dict[str, Any] = {"residual": residual, "partial": True, "gathered": copy}
-    if backend == "triton":
-        from lightcake_fast.kernels import gpu_backward
-
-        return gpu_backward.backward(*known, graph.gpu_plan, score, **options)
-    if backend == "numba":
-        from lightcake_fast.kernels import cpu_backward
-
-        return cpu_backward.backward(*known, graph.plan, score, **options)
-    return reference_partial.backward(*known, graph.context_triples, score, residual, _as_wide(copy, x))
+    grad_x, grad_y = used.backward((g, q), (x, y), made, used.plan(graph), score, **options)
+    return grad_x, grad_y
 
 
 def merge_relations(y: Tensor | None, means: Tensor, norms: Tensor) -> tuple[Tensor, Tensor]:

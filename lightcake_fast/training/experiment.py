@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from lightcake_fast.backends import check_fused, runnable
 from lightcake_fast.data import SPLITS, KnowledgeGraph, load_dataset
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
@@ -22,7 +23,6 @@ from lightcake_fast.metrics import (
 )
 from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel, takers
 from lightcake_fast.models.evidence import Evidence
-from lightcake_fast.ops import check_fused, runnable
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.training.captured import CapturedStep, wants_capture

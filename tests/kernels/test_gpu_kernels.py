@@ -345,7 +345,8 @@ def test_programs_in_any_order_agree_in_every_bit(score: str, monkeypatch: pytes
 def test_operator_registration(dtype: torch.dtype, rows: str) -> None:
     x, y, graph, mask = layer_inputs("sparse", 5, dtype, DEVICE)
     tables = x.requires_grad_(), y.requires_grad_()
-    inputs = (*tables, list(graph.gpu_plan), mask, "transe", "both", True, rows, "triton")
+    options = ops.packed_options("transe", "both", True, rows, "triton")
+    inputs = (*tables, list(graph.gpu_plan), mask, options)
     torch.library.opcheck(torch.ops.lightcake_fast.context_layer.default, inputs)
 
 

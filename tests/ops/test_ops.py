@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightcake_fast import ops
+from lightcake_fast import backends, ops
 from lightcake_fast.errors import InputError
 from lightcake_fast.ops import context_layer, context_weights
 from tests.support.comparison import assert_as_precise_as, assert_bitwise_equal, assert_close
@@ -61,7 +61,8 @@ def test_operator_registration(
 ) -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     x, y = x.requires_grad_(differentiable), y.requires_grad_(differentiable)
-    arguments = (x, y, list(graph.plan), mask if masked else None, score, context, residual, rows, "numba")
+    options = ops.packed_options(score, context, residual, rows, "numba")
+    arguments = (x, y, list(graph.plan), mask if masked else None, options)
     torch.library.opcheck(torch.ops.lightcake_fast.context_layer.default, arguments)
 
 
@@ -69,10 +70,11 @@ def test_operator_registration(
 def test_backward_operator_registration(score: str, rows: str) -> None:
     x, y, graph, mask = layer_inputs("degrees", 5, torch.float32)
     plan = list(graph.plan)
-    outputs = ops._context_layer(x, y, plan, mask, score, "both", True, rows, "numba")
+    options = ops.packed_options(score, "both", True, rows, "numba")
+    outputs = torch.ops.lightcake_fast.context_layer(x, y, plan, mask, options)
     torch.library.opcheck(
         torch.ops.lightcake_fast.context_layer_backward.default,
-        (x, y, x, y, outputs, plan, score, True, rows, "numba"),
+        (x, y, x, y, outputs, plan, options),
     )
 
 
@@ -168,9 +170,9 @@ def test_autocast_runs_in_float32(dtype: torch.dtype) -> None:
         assert_same(layer_results(x, y, graph, mask=mask, backend="numba"), expected)
         assert_same(layer_results(x.double(), y.double(), graph, mask=mask, backend="numba"), wide)
         # the operator itself; its passes take no 16-bit rows
-        rows = ops._context_layer(
-            x.to(dtype), y.to(dtype), list(graph.plan), mask, "distmult", "both", True, "float32", "numba"
-        )
+        options = ops.packed_options("distmult", "both", True, "float32", "numba")
+        arguments = (x.to(dtype), y.to(dtype), list(graph.plan), mask, options)
+        rows = torch.ops.lightcake_fast.context_layer(*arguments)
     assert [table.dtype for table in rows[:2]] == [torch.float32] * 2
 
 
@@ -370,10 +372,10 @@ def test_back_ends_that_cannot_run_are_refused(monkeypatch: pytest.MonkeyPatch) 
     elsewhere = x.to("meta"), y.to("meta"), graph.to("meta")
     with pytest.raises(InputError, match=r"^backend: expected .* on the cpu for 'numba', got .* meta"):
         context_layer(*elsewhere, backend="numba")
-    monkeypatch.setattr(ops, "_INTERPRETED", False)
+    monkeypatch.setattr(backends, "_INTERPRETED", False)
     with pytest.raises(InputError, match=r"^backend: expected tensors on a GPU for 'triton' .* on cpu"):
         context_layer(x, y, graph, backend="triton")
-    monkeypatch.setattr(ops, "_HAS_TRITON", False)
+    monkeypatch.setattr(backends, "_HAS_TRITON", False)
     with pytest.raises(InputError, match=r"^backend: expected an installed triton package, got"):
         context_layer(x, y, graph, backend="triton")
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lightcake_fast.backends import BACKENDS
 from lightcake_fast.data import family
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import LightCAKE
-from lightcake_fast.ops import BACKENDS, context_layer, context_weights
+from lightcake_fast.ops import context_layer, context_weights
 from lightcake_fast.scores import SCORES, Score, register_score
 from tests.support.comparison import assert_close
 from tests.support.graphs import layer_inputs, random_rows

@@ -23,6 +23,7 @@ MODULES = {
     for path in folder.rglob("*.py")
 }
 OPERATORS = (
+    "lightcake_fast.backends",
     "lightcake_fast.ops",
     "lightcake_fast.rows",
     "lightcake_fast.segments",
