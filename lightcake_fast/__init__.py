@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 if runs_a_command():
     set_environment()
     if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Python is looking for the command: until that runs (see `cli.run`), Ctrl-C ends the process as it
-        # ends a program in C, without a traceback from the middle of torch
+        # While Python locates the command, Ctrl-C ends the process as in a C program, without a traceback
+        # from inside torch. `cli.run` later restores the handler.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 __version__ = "0.1.0"
@@ -69,7 +69,7 @@ __all__ = [
 
 
 class _Package(ModuleType):
-    """The package, in which a public name stays what it is when a submodule of that name is imported."""
+    """The package. Importing a submodule with the name of a public function keeps the function."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _PUBLIC and isinstance(value, ModuleType)):
@@ -80,12 +80,12 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first asked for: a plain import stays cheap."""
+    """Import a public name at its first use, so that `import lightcake_fast` stays cheap."""
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """The public names too that were not asked for yet."""
+    """List the public names too that are not imported yet."""
     return sorted({*globals(), *_PUBLIC})

@@ -1,4 +1,4 @@
-"""`lightcake-fast COMMAND`, or `python -m lightcake_fast COMMAND`: the commands, and a list of them."""
+"""Commands and their list: `lightcake-fast COMMAND`, or `python -m lightcake_fast COMMAND`."""
 
 import runpy
 import sys
@@ -9,10 +9,10 @@ from lightcake_fast import __version__, cli
 COMMANDS = {
     "train": "train a model on a data set",
     "data": "print the statistics of a data set",
-    "predict": "predict the relation of a pair, and explain it",
-    "evaluate": "metrics of a run, by relation or degree too",
+    "predict": "predict relations or entities, and explain them",
+    "evaluate": "print the metrics of a run, also by relation or degree",
     "export": "write refined embeddings for other programs",
-    "search": "search settings on the validation split",
+    "search": "search hyperparameters on the validation split",
     "partition": "divide a data set among several processes",
 }
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
         sys.argv[1:] = argv[1:]
         runpy.run_module(f"lightcake_fast.{argv[0]}", run_name="__main__")
         return
-    parser = cli.ArgumentParser("python -m lightcake_fast", "Run a command, or list them.", _list())
+    parser = cli.ArgumentParser("python -m lightcake_fast", "Run a command, or list the commands.", _list())
     parser.usage = "%(prog)s [COMMAND [flags]]"
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), metavar="COMMAND", help="see below")
     parser.add_argument("--version", action="version", version=f"lightcake_fast {__version__}")
@@ -37,7 +37,7 @@ def _list() -> str:
 
 
 def script() -> int:
-    """What the installed `lightcake-fast` calls."""
+    """Entry point of the installed `lightcake-fast`."""
     return cli.run(main)
 
 

@@ -1,4 +1,4 @@
-"""What all command-line modules share: one-line errors and exit codes."""
+"""Shared parts of the commands: one-line errors and exit codes."""
 
 import argparse
 import errno
@@ -15,20 +15,20 @@ from typing import Any, NoReturn
 from lightcake_fast.errors import DataWarning, InputError, LostRankError, memory_wanted
 from lightcake_fast.terminal import prepare_streams, silence_stdout, tell
 
-# what a machine lacks, and no other argument mends
+# shortages of the machine: other arguments would not help
 _SHORTAGES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM}
 
-SCRIPT = "lightcake-fast"  # what pyproject.toml installs
+SCRIPT = "lightcake-fast"  # script name in pyproject.toml
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An `argparse` parser for `run`: has `--debug`, takes no abbreviations, raises instead of exiting.
+    """`argparse` parser for `run`: adds `--debug`, rejects abbreviations, raises instead of exiting.
 
     Args:
-        prog: The command as `python -m ...`, which stands for what was typed (see `as_typed`).
-        description: What it does, in a sentence.
-        epilog: Text for `--help`, printed as it is: up to the end of the examples above the flags, the rest
-            below.
+        prog: The command as `python -m ...`. It is replaced by the typed command (see `as_typed`).
+        description: One sentence about the command.
+        epilog: Text for `--help`, printed unchanged. The part up to the end of the examples goes above the
+            flags, the rest below.
 
     Raises:
         InputError: From `parse_args`, for unknown flags and wrong values.
@@ -44,16 +44,16 @@ class ArgumentParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        self.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        self.add_argument("--debug", action="store_true", help="show the traceback of an error (default: no)")
         self._rare: list[argparse.Action] = []
 
     def leave_to_help_all(self, actions: Iterable[argparse.Action]) -> None:
-        """Add `--help-all`, which alone shows these flags."""
+        """Add `--help-all`. Only `--help-all` shows these flags."""
         self._rare.extend(actions)
         self.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all flags and exit")
 
     def format_help(self, *, every: bool = False) -> str:
-        """The help, with `every` flag or with the common flags."""
+        """Format the help, with `every` flag or only with the common flags."""
         texts = [action.help for action in self._rare]
         try:
             for action in () if every else self._rare:
@@ -69,21 +69,25 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def add_reading_flags(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the flags for finding and reading a data set, named as keywords of `load_dataset`."""
+    """Add the flags that locate and read a data set. Their names are keywords of `load_dataset`."""
     parser.add_argument(
-        "--split", metavar="T,V,T", help="shares of train, valid and test, for a file (default: .8,.1,.1)"
+        "--split", metavar="T,V,T", help="shares of train, valid and test for a file (default: .8,.1,.1)"
     )
-    parser.add_argument("--strip", action="store_true", help="trim names")
+    parser.add_argument(
+        "--strip",
+        action="store_true",
+        help="remove spaces and byte order marks around names (default: keep them)",
+    )
     parser.add_argument(
         "--header",
         action=argparse.BooleanOptionalAction,
-        help="whether the first row of each file of triples is a header, which is left out (default: a row "
-        "such as head, relation, tail is, with a warning)",
+        help="treat the first row of each file of triples as a header (default: only a row such as head, "
+        "relation, tail, with a warning)",
     )
     parser.add_argument(
         "--data-dir",
         metavar="DIR",
-        help="folder of the public data sets' folders; else $LIGHTCAKE_FAST_DATA, the cache, a download",
+        help="folder of the public data sets (default: $LIGHTCAKE_FAST_DATA, the cache, or a download)",
     )
 
 
@@ -98,31 +102,32 @@ class _HelpAll(argparse.Action):
 
 
 def as_typed(text: str) -> str:
-    """Text with the commands in it as this process was called: `lightcake-fast train` by the script."""
+    """Replace commands in a text by the typed form: `lightcake-fast train` for the installed script."""
     if Path(sys.argv[0]).stem != SCRIPT:
         return text
     return text.replace("python -m lightcake_fast.", f"{SCRIPT} ").replace("python -m lightcake_fast", SCRIPT)
 
 
 def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None = None) -> int:
-    """Run a command and turn what goes wrong into one line on stderr and an exit code.
+    """Run a command. Turn an error into one line on stderr and an exit code.
 
     Use it as `sys.exit(run(main))`.
 
     Args:
-        main: The command. Takes the arguments after the program's name; returns an exit code, None for 0.
-        argv: The arguments; None takes those of the process.
+        main: The command. It takes the arguments after the program's name and returns an exit code, None for
+            0.
+        argv: The arguments. None takes the arguments of the process.
 
     Returns:
-        The command's own code; 1 when memory or disk space ran out, or another process of the training was
-        lost; 2 after an `InputError` or another failed file operation; 130 after Ctrl-C; 141 when the reader
-        of stdout has gone (`... | head`).
-        Other exceptions are bugs and propagate. Of several processes under torchrun, the first that fails
-        prints; the others end with their exit codes (1 for a bug).
+        The exit code of the command. 1: memory or disk space ran out, or another process of the training was
+            lost. 2: an `InputError` or another failed file operation. 130: Ctrl-C. 141: the reader of stdout
+            closed it (`... | head`).
+        Other exceptions are bugs and propagate. Of several processes under torchrun, only the first that
+        fails prints. The others end with their exit codes (1 for a bug).
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     prepare_streams()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # the package's own doing, while modules loaded
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set by the package during imports
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with warnings.catch_warnings():
@@ -147,10 +152,10 @@ def run(main: Callable[[Sequence[str]], int | None], argv: Sequence[str] | None 
 
 
 def _reports() -> bool:
-    """Whether this process is the one that reports an error: alone, or the first of torchrun's to fail."""
+    """Whether this process reports an error: a single process, or the first of torchrun's to fail."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return True
-    from lightcake_fast.sharding.world import first_to_fail  # loads PyTorch
+    from lightcake_fast.sharding.world import first_to_fail  # imports PyTorch
 
     return first_to_fail()
 
@@ -158,7 +163,7 @@ def _reports() -> bool:
 def _show_warning(
     otherwise: Callable[..., None], message: Warning | str, category: type[Warning], *place: Any, **more: Any
 ) -> None:
-    """A warning of the data as one line, without the place in the code."""
+    """Print a data warning as one line, without the place in the code."""
     if issubclass(category, DataWarning):
         tell("warning", str(message))
     else:
@@ -166,7 +171,7 @@ def _show_warning(
 
 
 def _flushed(main: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
-    """Run a command to its last byte: that stdout is full or gone shows here, and not at exit."""
+    """Run a command and flush stdout here, so that a full or closed stdout is not first noticed at exit."""
     try:
         return main(arguments) or 0
     finally:
@@ -178,7 +183,7 @@ def _flushed(main: Callable[[Sequence[str]], int | None], arguments: Sequence[st
 
 
 def _told(error: Exception) -> tuple[str | None, int]:
-    """The line to print for an error, None for a bug, and the exit code."""
+    """Return the line to print for an error, None for a bug, and the exit code."""
     wanted = memory_wanted(error)
     if wanted is not None:
         return f"out of memory: {wanted}", 1

@@ -1,4 +1,4 @@
-"""`python -m lightcake_fast.partition DATASET --parts P`: a data set divided among P processes."""
+"""Divide a data set among P processes: `python -m lightcake_fast.partition DATASET --parts P`."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lightcake_fast.sharding.partition import METHODS, owners
 from lightcake_fast.terminal import Console, Table
 from lightcake_fast.training.config import READING, dataset_key
 
-DESCRIPTION = "Divide a data set among the processes of a training, each with a folder of its own."
+DESCRIPTION = "Divide a data set among the processes of a training. Each process gets its part in a folder."
 EPILOG = """\
 examples:
   python -m lightcake_fast.partition wn18rr --parts 4
@@ -23,30 +23,30 @@ examples:
 
 
 def make_parser() -> ArgumentParser:
-    """The parser of the command's flags."""
+    """Make the command's parser."""
     parser = ArgumentParser("python -m lightcake_fast.partition", DESCRIPTION, EPILOG)
-    parser.add_argument("dataset", metavar="DATASET", help="as --dataset of lightcake_fast.train")
-    parser.add_argument("--parts", metavar="P", type=int, required=True, help="how many processes")
+    parser.add_argument("dataset", metavar="DATASET", help="data set, as --dataset of lightcake_fast.train")
+    parser.add_argument("--parts", metavar="P", type=int, required=True, help="number of processes")
     parser.add_argument(
         "--method",
         choices=METHODS,
         default="greedy",
-        help="greedy by degree (default), or METIS, which wants pymetis and cuts fewer triples",
+        help="greedy by degree, or METIS, which needs pymetis and cuts fewer triples (default: greedy)",
     )
-    parser.add_argument("--out", metavar="DIR", help="where to (default: partitions/NAME-P)")
+    parser.add_argument("--out", metavar="DIR", help="folder for the parts (default: partitions/NAME-P)")
     add_reading_flags(parser)
     return parser
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write the partition and print what it is like.
+    """Write the partition and print its sizes.
 
     Raises:
         InputError: A flag or the data set is wrong.
     """
     options = make_parser().parse_args(argv)
     if not 1 <= options.parts <= 4096:
-        raise InputError(f"parts: got {options.parts}, wanted a whole number from 1 to 4096")
+        raise InputError(f"parts: expected an integer from 1 to 4096, got {options.parts}")
     reading = {name: getattr(options, name) for name in ("data_dir", *READING)}
     data = load_dataset(options.dataset, **reading)
     named = dataset_key(options.dataset) is not None

@@ -8,8 +8,8 @@ import os
 import sys
 from pathlib import PurePath
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_KEPT_BELOW = (1 << 27) + (1 << 20)  # bytes: 2^25 float32 scores of a batch, and what malloc adds, are kept
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
+_KEPT_BELOW = (1 << 27) + (1 << 20)  # bytes: 2^25 float32 scores of a batch, plus malloc's overhead, are kept
 _ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",  # read when PyTorch loads OpenMP
     "THP_MEM_ALLOC_ENABLE": "1",  # read by PyTorch at its first allocation
@@ -18,41 +18,41 @@ _ENVIRONMENT = {
 
 def runs_a_command() -> bool:
     """Whether Python is about to run `python -m lightcake_fast...` or the installed script."""
-    if sys.argv[:1] != ["-m"]:  # which stands there while Python looks for a module
+    if sys.argv[:1] != ["-m"]:  # `-m` stands there while Python locates a module
         return PurePath(sys.argv[0]).name == "lightcake-fast"
-    module = sys.orig_argv[-len(sys.argv)]  # before the module's own arguments
-    if module.startswith("-"):  # written in one word, as in -mlightcake_fast.train
+    module = sys.orig_argv[-len(sys.argv)]  # precedes the module's arguments
+    if module.startswith("-"):  # joined with the flag, as in -mlightcake_fast.train
         module = module.partition("m")[2]
     return module.split(".")[0] == "lightcake_fast"
 
 
 def set_environment() -> None:
-    """Set what is read from the environment, where it is not set: before PyTorch is imported."""
+    """Set environment variables that are not set yet. Call it before PyTorch is imported."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def prepare_process() -> None:
-    """Set what makes a whole program fast on a CPU. Optional: `train`, `search` and `load` do most of it.
+    """Make a whole program fast on a CPU. Optional: `train`, `search` and `load` do most of it.
 
-    Beyond what they do, denormals are flushed until the program ends, and huge pages are used where this
-    comes before `import torch`. An import of this package sets nothing.
+    In addition, denormals are flushed to zero until the program ends. Huge pages are used if this call comes
+    before `import torch`. An import of this package sets nothing.
     """
     if "torch" not in sys.modules:
         set_environment()
     speed_up()
-    import torch  # now that the environment is set
+    import torch  # after the environment is set
 
     torch.set_flush_denormal(True)
 
 
 def speed_up() -> None:
-    """Set what makes this process fast and changes no result.
+    """Make this process fast without changing any result.
 
-    Idle threads of PyTorch's OpenMP sleep: by default they spin beside the threads that have work. Freed
-    memory is kept for the next step: a `[N, d]` table that goes back to the system after each use costs a
-    page fault for every 4 KB, a third of a layer's time on WN18RR. Of tensors beyond 129 MiB, which would
-    leave holes that nothing fits, results of layers alone are kept, each for a result of its size.
+    Idle threads of PyTorch's OpenMP sleep. By default they spin and slow down the working threads. Freed
+    memory is kept for the next step. If a `[N, d]` table goes back to the system after each use, it costs a
+    page fault per 4 KB: a third of a layer's time on WN18RR. Above 129 MiB, only results of layers are kept,
+    and each is reused only for a result of its size. Other large tensors would leave holes in the memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     if mallopt is not None:
@@ -66,7 +66,7 @@ def speed_up() -> None:
 
 
 def release_memory() -> None:
-    """Give back to the system what a prepared process keeps of layers' results that are gone."""
+    """Return the kept memory of layers' freed results to the system."""
     if "lightcake_fast.kernels.cpu_memory" in sys.modules:
         from lightcake_fast.kernels.cpu_memory import release_results
 

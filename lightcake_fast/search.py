@@ -1,4 +1,4 @@
-"""Settings searched on the validation split: `search`, or typed as `python -m lightcake_fast.search`."""
+"""Search hyperparameters on the validation split: `search`, or `python -m lightcake_fast.search`."""
 
 import argparse
 import itertools
@@ -69,7 +69,7 @@ VARY: dict[str, dict[str, Values]] = {
         "row_dropout": (0.0, 0.8),
         "unseen_rate": (0.0, 0.3),
     },
-    "entity": {  # wide rows, kept short by their cubes, and steps that fall
+    "entity": {  # wide rows with N3 to limit their norm, and a decaying learning rate
         "dim": [128, 256, 512],
         "layers": [1, 2],
         "lr": (1e-3, 2e-2),
@@ -79,17 +79,17 @@ VARY: dict[str, dict[str, Values]] = {
     },
 }
 BEST = "best.json"
-DESCRIPTION = "Search settings by the best validation MRR of their runs; the test split is not looked at."
+DESCRIPTION = "Search settings with the best validation MRR. The test split is not used."
 EPILOG = """\
 examples:
   python -m lightcake_fast.search --dataset ddb14 --out search --trials 20
   python -m lightcake_fast.search --dataset ddb14 --out search --vary lr=1e-3..1e-1 layers=0..3 dim=32,64
   python -m lightcake_fast.search --dataset ddb14 --out grid --vary dim=64,128 l2=0,1e-6 --sampler grid
 
-The other flags are those of training, the same for every trial. After a stop of any kind the same command
-goes on, be it a signal, a full disk or damaged data: trials that ended are kept, the one that was under way
-continues. Each trial is a run folder in OUT, which `python -m lightcake_fast.train --resume OUT/TRIAL` tests.
-Needs optuna: pip install 'lightcake_fast[search]'.
+The other flags are flags of training and apply to every trial. After a stop by a signal, a full disk or
+damaged data, repeat the same command: finished trials are kept, and the interrupted trial continues. OUT
+contains one run folder per trial. `python -m lightcake_fast.train --resume OUT/TRIAL` evaluates it on the test
+split. The search needs Optuna: pip install 'lightcake_fast[search]'.
 """
 
 
@@ -103,32 +103,32 @@ def search(
     prune: bool = True,
     **settings: Any,
 ) -> "Study":
-    """Search the settings that give the best validation MRR, as the command does.
+    """Search the settings with the best validation MRR, as the command does.
 
-    A trial ends when it is trained, when others are better, or when the settings tried are at fault: they do
-    not go together, the training diverges, or memory runs out. The latter counts as a stop where nothing that
-    takes memory is tried, or a trial that was no smaller came to its end. After a stop, be it by a signal, a
-    full disk or damaged files, the same call takes up the trial that was under way, in its folder.
+    A trial ends when its training ends or other trials are better. It also ends if its settings are at fault:
+    they contradict each other, the training diverges, or memory runs out. Lack of memory counts as a stop in
+    two cases: no tried setting changes the memory, or a trial of at least this size has finished. The same
+    call resumes an interrupted trial in its folder, after a stop by a signal, a full disk or damaged files.
 
     Args:
-        data: As in `lightcake_fast.train`. What is at hand is kept in `out/data`.
-        out: The folder of the search. One that was stopped goes on there with the same arguments.
-        vary: What to try, by the name of the setting: a list of values, or a tuple of the lowest and the
-            highest number, by magnitude where they are a factor of ten apart. None takes what `VARY` has
-            for the task.
-        trials: How many to end in all; None takes 30, or every combination of the grid.
+        data: As in `lightcake_fast.train`. Data from memory is saved in `out/data`.
+        out: Folder of the search. A stopped search resumes there with the same arguments.
+        vary: Values to try by the name of the setting: a list of values, or a tuple of lower and upper bound.
+            A range over a factor of ten or more is sampled on a log scale. None takes `VARY` for the task.
+        trials: Total number of trials to finish. None takes 30, or every combination of the grid.
         sampler: "tpe", Optuna's estimator, "random", or "grid": every combination of lists.
-        prune: End a trial early whose MRR is below the median of the others at that epoch; never in a grid.
-        settings: Those of `lightcake_fast.train`, the same for all trials.
+        prune: End a trial early if its MRR is below the median of the other trials at that epoch. A grid is
+            never pruned.
+        settings: Settings of `lightcake_fast.train`, the same for all trials.
 
     Returns:
-        Optuna's study: `best_params`, `best_value`, `trials_dataframe()`. What it found lies in `best.json`
-        too, for `--config`, and each trial's run folder in a folder of its own.
+        Optuna's study: `best_params`, `best_value`, `trials_dataframe()`. `best.json` holds the best settings
+            for `--config`. Each trial has a run folder.
 
     Raises:
-        InputError: A setting, a value to try, the data or a trial's folder is wrong, the folder holds another
-            search, optuna is missing, or no trial gave an MRR.
-        MemoryError: Memory ran out, and not for the settings tried.
+        InputError: A setting, a value to try, the data or a trial's folder is wrong. The folder holds another
+            search. Optuna is missing. No trial has an MRR.
+        MemoryError: Memory ran out, and the tried settings are not the cause.
         OSError: A file cannot be written.
     """
     speed_up()
@@ -151,27 +151,29 @@ def _search(
     try:
         import optuna
     except ImportError as error:
-        raise InputError(f"search needs optuna: pip install 'lightcake_fast[search]' ({error})") from error
+        raise InputError(
+            f"search: expected Optuna, got {error}: pip install 'lightcake_fast[search]'"
+        ) from error
     if "resume" in settings:
-        raise InputError("got --resume: a search goes on when the same command is given again")
+        raise InputError("--resume: expected no such flag in a search: repeat the same command to resume it")
     if "partition" in settings:
-        raise InputError("got --partition: a search trains in one process")
+        raise InputError("--partition: expected no such flag: a search trains in one process")
     for score in (settings.get("score"), *(vary or {}).get("score", ())):
         if named_by_module(str(score)):
             import_score(str(score))
     if vary is None:
         model, task = settings.get("model", "lightcake"), settings.get("task", "relation")
-        known = VARY.get(task, VARY["relation"])  # a task that there is not is refused below
+        known = VARY.get(task, VARY["relation"])  # an unknown task is rejected below
         vary = {name: values for name, values in known.items() if model in (takers(name) or [model])}
     if sampler not in SAMPLERS:
-        raise InputError(f"sampler: got {sampler!r}, wanted one of {', '.join(SAMPLERS)}")
+        raise InputError(f"sampler: expected one of {', '.join(SAMPLERS)}, got {sampler!r}")
     if trials is not None and (type(trials) is not int or trials < 1):
-        raise InputError(f"trials: got {trials!r}, wanted a whole number of at least 1")
+        raise InputError(f"trials: expected an integer of at least 1, got {trials!r}")
     check_space(vary, sampler, settings)
     out = out.expanduser()
     check_no_file(out, "a folder")
     if RunFolder.is_at(out):
-        raise InputError(f"{out} holds a run: wanted another folder for the search")
+        raise InputError(f"{out}: expected a folder for a search, got a run: use another folder")
     own_data = data is not None and not isinstance(data, str | Path)
     settings, graph = _with_dataset(data, settings, out)
     for point in itertools.islice(points(vary), 1):
@@ -185,7 +187,7 @@ def _search(
         check_asked(study, out, asked)
         kept = not own_data or _keeps(graph, out / "data")
         if not (kept or "asked" in study.user_attrs) and any((out / "data").glob("*")):
-            raise InputError(f"{out / 'data'}: holds something else: wanted another folder for the search")
+            raise InputError(f"{out / 'data'}: expected data of the search, got other files: change --out")
         study.set_user_attr("asked", asked)
         if not kept:
             write_folder(graph, out / "data")
@@ -198,7 +200,7 @@ def _search(
 
 
 def _with_dataset(data: Any, settings: Mapping[str, Any], out: Path) -> tuple[dict[str, Any], KnowledgeGraph]:
-    """The settings with the data set's place, and the data set: one at hand shall have a folder in `out`."""
+    """Return the data set, and settings with its place. Data from memory gets a folder in `out`."""
     settings = dict(settings)
     if data is not None and not isinstance(data, str | Path):
         options: dict[str, Any] = {n: settings.pop(n) for n in READING if n in settings}
@@ -211,7 +213,7 @@ def _with_dataset(data: Any, settings: Mapping[str, Any], out: Path) -> tuple[di
 
 
 def _keeps(graph: KnowledgeGraph, folder: Path) -> bool:
-    """Whether a data set lies where the trials read it, whole."""
+    """Whether the folder that the trials read contains the complete data set."""
     check_no_file(folder, "a folder")
     try:
         with warnings.catch_warnings():
@@ -232,12 +234,12 @@ def _trial(
     console: Console,
     total: int,
 ) -> None:
-    """Train one trial, or go on with it. Whatever is not its settings' fault leaves it as under way."""
+    """Run or resume one trial. After an error that its settings did not cause, it stays unfinished."""
     trial, began = study.ask(), time.monotonic()
     folder = out / (trial.user_attrs.get("folder") or free_name(study, out))
     trial.set_user_attr("folder", folder.name)
     point = {name: suggested(trial, name, values) for name, values in vary.items()}
-    outcome = "stopped, the same command goes on"
+    outcome = "stopped, repeat the command to resume"
     try:
         mrr = _best_mrr(optuna, trial, folder, {**settings, **point}, graph, interrupt)
         study.tell(trial, mrr)
@@ -248,7 +250,7 @@ def _trial(
         outcome = f"ended early: {error}"
     except InputError as error:
         if folder.exists():
-            raise InputError(f"{error} (with {folder} removed, the same command trains it anew)") from error
+            raise InputError(f"{error}: remove {folder} and repeat the command to train it anew") from error
         raise
     finally:
         took = f"{time.monotonic() - began:.0f} s"
@@ -263,19 +265,19 @@ def _best_mrr(
     graph: KnowledgeGraph,
     interrupt: Interrupt,
 ) -> float:
-    """The best validation MRR of a run in `folder`, new or to go on with.
+    """Return the best validation MRR of a new or resumed run in `folder`.
 
     Raises:
-        TrialPruned: Its settings are at fault, or others are better.
+        TrialPruned: The settings are at fault, or other trials are better.
     """
-    reported = set()  # a stop may leave an epoch's record, and the epoch to train again
+    reported = set()  # after a stop, an epoch can have a record and be trained again
 
     def report(record: Mapping[str, Any]) -> None:
         if record["epoch"] not in reported:
             reported.add(record["epoch"])
             trial.report(record["valid"]["all"]["mrr"], record["epoch"])
         if trial.should_prune():
-            raise optuna.TrialPruned(f"below the others in epoch {record['epoch']}")
+            raise optuna.TrialPruned(f"below the other trials in epoch {record['epoch']}")
 
     if folder.exists():
         for record in History.read(folder):
@@ -298,13 +300,13 @@ def _best_mrr(
 
 
 def _conclude(study: "Study", out: Path, settings: Mapping[str, Any], console: Console) -> None:
-    """Show the best trials, and write down the settings of the best."""
+    """Show the best trials and save the settings of the best one."""
     ended = [trial for trial in study.trials if trial.state.name in ENDED]
     best = [trial for trial in ended if trial.state.name == "COMPLETE"]
     if not best:
         last = ended[-1].user_attrs
         cause = f"{last['folder']} ended early: {last.get('cause')}"
-        raise InputError(f"{out}: no trial came to a validation MRR: {cause}: wanted other values to try")
+        raise InputError(f"{out}: expected a trial with an MRR, got none: {cause}: try other values")
     best.sort(key=lambda trial: -trial.value)  # type: ignore[operator]
     table = Table()
     table.add_names("trial")
@@ -320,7 +322,7 @@ def _conclude(study: "Study", out: Path, settings: Mapping[str, Any], console: C
     replace_text(out / BEST, json.dumps(found, indent=2) + "\n")
     first, config = (shlex.quote(str(out / name)) for name in (best[0].user_attrs["folder"], BEST))
     score = str(found.get("score"))
-    allowed = f" --score {score}" if named_by_module(score) else ""  # code runs for whoever types it
+    allowed = f" --score {score}" if named_by_module(score) else ""  # to run code, the user types it
     for line in (
         f"test the best: python -m lightcake_fast.train --resume {first}{allowed}",
         f"train with its settings: python -m lightcake_fast.train --config {config}{allowed}",
@@ -330,7 +332,7 @@ def _conclude(study: "Study", out: Path, settings: Mapping[str, Any], console: C
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Keep other processes off the search: what is under way here would look cut off to them."""
+    """Lock the search: another process would take its running trial for an interrupted one."""
     lock = lock_folder(out, "this search")
     try:
         yield
@@ -340,7 +342,7 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def make_parser() -> cli.ArgumentParser:
-    """The parser of the command's flags."""
+    """Make the command's parser."""
     parser = cli.ArgumentParser("python -m lightcake_fast.search", DESCRIPTION, EPILOG)
     parser.usage = "%(prog)s --out DIR [--vary NAME=VALUES ...] [--trials N] [flags of training]"
     own = parser.add_argument_group("search")
@@ -350,33 +352,33 @@ def make_parser() -> cli.ArgumentParser:
         action="extend",
         metavar="NAME=VALUES",
         help="settings to try, NAME=A,B,C or NAME=LOW..HIGH (default: width, layers, learning rate, l2 and "
-        "dropout; for entities decay and N3 in place of l2)",
+        "dropout; for entities learning rate decay and N3 instead of l2)",
     )
     own.add_argument(
-        "--trials", type=int, metavar="N", help=f"trials in all (default: {TRIALS}, or the grid)"
+        "--trials", type=int, metavar="N", help=f"total number of trials (default: {TRIALS}, or the grid)"
     )
-    own.add_argument("--sampler", choices=SAMPLERS, default="tpe", help="what to try next (default: tpe)")
-    own.add_argument("--no-prune", action="store_true", help="train hopeless trials to their end too")
+    own.add_argument("--sampler", choices=SAMPLERS, default="tpe", help="search method (default: tpe)")
+    own.add_argument("--no-prune", action="store_true", help="no early end of bad trials (default: prune)")
     helps = dict.fromkeys(("resume", "partition"), argparse.SUPPRESS)
-    helps["out"] = "folder of the search, new, or of one that was stopped, which goes on"
+    helps["out"] = "folder of the search: a new one, or the folder of a stopped search to resume it"
     helps["seed"] = "seed of the sampler and of every run (default: 0)"
     parser.leave_to_help_all(add_flags(parser, helps))
     return parser
 
 
 def main(argv: Sequence[str]) -> None:
-    """Search, or go on with a search.
+    """Run or resume a search.
 
     Raises:
         InputError: See `search`.
-        SystemExit: A signal came: 128 + its number, after the trial under way was saved.
+        SystemExit: A signal was received: 128 + its number, after the current trial was saved.
     """
     settings = vars(make_parser().parse_args(argv))
     vary, trials, sampler = (settings.pop(name) for name in ("vary", "trials", "sampler"))
     prune = not settings.pop("no_prune")
-    del settings["debug"]  # taken up by `cli.run`
+    del settings["debug"]  # `cli.run` reads it
     if "out" not in settings:
-        raise InputError("--out: wanted the folder of the search")
+        raise InputError("--out: expected the folder of the search, got none: add --out DIR")
     out = Path(settings.pop("out"))
     tried = None if vary is None else parse_vary(vary)
     with Interrupt() as interrupt:

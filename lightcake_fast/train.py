@@ -1,4 +1,4 @@
-"""Training, from Python as `lightcake_fast.train(...)` or typed as `python -m lightcake_fast.train`."""
+"""Training: `lightcake_fast.train(...)` in Python, or `python -m lightcake_fast.train`."""
 
 import argparse
 import sys
@@ -28,23 +28,23 @@ from lightcake_fast.training.runtime import own_numerics
 from lightcake_fast.training.settings_file import read_settings
 from lightcake_fast.training.sharded import load_share, with_partition
 
-DESCRIPTION = "Train LightCAKE on a knowledge graph, and test how well it predicts relations, or entities."
+DESCRIPTION = "Train LightCAKE on a knowledge graph, and test its predictions of relations or entities."
 EPILOG = """\
 examples:
   python -m lightcake_fast.train                              the generated genealogy, under a minute
-  python -m lightcake_fast.train --dataset nell995            the best settings known for a public data set
+  python -m lightcake_fast.train --dataset nell995            best known settings for a public data set
   python -m lightcake_fast.train --dataset my/folder --score transe --layers 1 --dim 128
-  python -m lightcake_fast.train --score mymodule:MINE        a score of your own (docs/architecture.md)
-  python -m lightcake_fast.train --dataset fb15k-237 --task entity    which entity, rather than which relation
+  python -m lightcake_fast.train --score mymodule:MINE        a user-defined score (docs/architecture.md)
+  python -m lightcake_fast.train --dataset fb15k-237 --task entity    entity prediction
   python -m lightcake_fast.train --dataset ddb14 --preset paper --out runs/paper
-  python -m lightcake_fast.train --dataset ddb14 --seeds 0,1,2    the metrics with their deviation
-  python -m lightcake_fast.train --resume runs/paper          go on after a stop of any kind
+  python -m lightcake_fast.train --dataset ddb14 --seeds 0,1,2    three runs, with mean and deviation
+  python -m lightcake_fast.train --resume runs/paper          resume a stopped run
   python -m lightcake_fast.train --resume runs/paper --epochs 30
   python -m lightcake_fast.train --resume runs/mine --dataset moved/folder
-  torchrun --nproc-per-node 4 -m lightcake_fast.train --dataset my/folder     by 4 processes (docs/scale.md)
+  torchrun --nproc-per-node 4 -m lightcake_fast.train --dataset my/folder     4 processes (docs/scale.md)
 
-Flags that are not given take the preset's values for the data set and score. Ctrl-C and SIGTERM save first;
-a third Ctrl-C aborts the save.
+Other settings come from the preset for the data set and score. Ctrl-C and SIGTERM save first. A third Ctrl-C
+aborts the save.
 Exit codes: 0 done, 1 out of memory or disk space (or another process is lost), 2 wrong input, 130 Ctrl-C,
 143 SIGTERM.
 """
@@ -59,24 +59,24 @@ def train(
     """Train a model on a knowledge graph and test it, as the command does.
 
     Args:
-        data: A data set by its name, folder or file (see `load_dataset`), or one that is at hand: a
-            `KnowledgeGraph`, or what its `from_triples` takes, split by `split`. None takes the generated
-            genealogy, or with `resume` the run's own.
-        callbacks: One function or several, called one after another when an epoch ends, with its record: a
-            dict of `epoch`, `loss`, `valid` (metrics), `seconds` and `triples_per_second`. What one raises
-            ends the training.
-        settings: The flags of `python -m lightcake_fast.train`, by their names: `score="transe", epochs=30`.
-            Those not given take the preset's values; of `score="MODULE:NAME"` the code is run. With `out` or
-            `resume` there is a run folder, else nothing stays on disk; `quiet` prints nothing at all.
+        data: Name, folder or file of a data set (see `load_dataset`). Or data from memory: a
+            `KnowledgeGraph`, or triples for its `from_triples`, split by `split`. None takes the generated
+            genealogy, or with `resume` the data set of the run.
+        callbacks: One function or several. They are called in order at the end of each epoch with its record:
+            a dict of `epoch`, `loss`, `valid` (metrics), `seconds` and `triples_per_second`. An exception of
+            a callback ends the training.
+        settings: Flags of `python -m lightcake_fast.train`, by name: `score="transe", epochs=30`. Other
+            settings come from the preset. `score="MODULE:NAME"` runs the code of the module. With `out` or
+            `resume` the run folder is kept, else no file remains. `quiet` prints nothing at all.
 
     Raises:
         InputError: A setting, the data or the run folder is wrong, or the training diverged.
         MemoryError: Memory ran out.
-        TypeError: There is no such setting, or `data` or a callback is of another kind.
+        TypeError: A setting is unknown, or `data` or a callback has the wrong type.
     """
     explicit = checked_settings("train", settings, data)
     if named_by_module(str(settings.get("score"))):
-        import_score(settings["score"])  # named by the caller: a run folder's is not imported
+        import_score(settings["score"])  # named by the caller; a score of a run folder is not imported
     called = _several(callbacks)
     speed_up()
     reporter = Reporter(console=Console(quiet=bool(settings.get("quiet"))))
@@ -84,7 +84,7 @@ def train(
         if explicit.keys() & {"out", "resume"}:
             return _train(data, explicit, reporter, Interrupt(), called)
         result = _train(data, {**explicit, "out": passing}, reporter, Interrupt(), called, kept=False)
-        _ = result.model  # read while the folder is there
+        _ = result.model  # loaded while the folder exists
     return result
 
 
@@ -92,21 +92,21 @@ def _several(callbacks: Any) -> tuple[Callback, ...]:
     given = (callbacks,) if callable(callbacks) else callbacks or ()
     given = tuple(given) if isinstance(given, Iterable) else (given,)
     if not all(map(callable, given)):
-        raise TypeError(f"callbacks: got {callbacks!r}, wanted a function or several")
+        raise TypeError(f"callbacks: expected a function or several, got {callbacks!r}")
     return given
 
 
 def checked_settings(function: str, settings: Mapping[str, Any], data: Any) -> dict[str, Any]:
-    """The settings that a function of Python got beside `data`, as flags have them.
+    """Return the settings of a Python call, without `data`, in the form of flags.
 
     Raises:
-        TypeError: There is no such setting.
+        TypeError: A setting is unknown.
     """
     known = [field.name for field, _, _ in fields() if field.name != "dataset"]
     explicit = {}
     for name, value in settings.items():
         if name not in known:
-            raise TypeError(f"{function}() has no setting {name!r}{did_you_mean(name, known)}")
+            raise TypeError(f"{function}: expected known settings, got {name!r}{did_you_mean(name, known)}")
         if name == "split" and isinstance(data, str | Path | None) and isinstance(value, Iterable):
             explicit[name] = value if isinstance(value, str) else ",".join(map(str, value))
         elif value is not None or name not in ("out", "resume"):
@@ -115,10 +115,10 @@ def checked_settings(function: str, settings: Mapping[str, Any], data: Any) -> d
 
 
 def at_hand(data: Any, options: Mapping[str, Any]) -> KnowledgeGraph:
-    """A data set that is no file, from what `train` takes, with the options in `READING`.
+    """Return data from memory as a `KnowledgeGraph`, with the options in `READING`.
 
     Raises:
-        InputError: A graph is not what a reader would make, or has these options; see also
+        InputError: A graph is invalid, or is given together with these options. See also
             `KnowledgeGraph.from_triples`.
     """
     options = {name: value for name, value in options.items() if value is not None}
@@ -126,7 +126,7 @@ def at_hand(data: Any, options: Mapping[str, Any]) -> KnowledgeGraph:
         return KnowledgeGraph.from_triples(data, **options)
     asked = [name for name, value in options.items() if value is not False]
     if asked:
-        raise InputError(f"{', '.join(asked)}: of a KnowledgeGraph, which has its splits and names")
+        raise InputError(f"{', '.join(asked)}: expected triples, got a KnowledgeGraph with splits and names")
     check_readable(data)
     return data
 
@@ -142,10 +142,10 @@ def _train(
     world: World | None = None,
     begun: bool = False,
 ) -> TrainingResult:
-    """Train what the settings `explicit` describe, in a run folder that is `kept` or not.
+    """Train with the settings `explicit`, in a run folder that is `kept` or temporary.
 
-    With a `world` that torchrun started, this process has a share of the data set. With `begun`, the run may
-    have been: it goes on.
+    With a `world` of torchrun, this process has a share of the data set. With `begun`, an existing run
+    continues.
     """
     config, data, run = prepared(data, explicit, kept=kept, world=world, begun=begun)
     with run:
@@ -161,14 +161,14 @@ def prepared(
     world: World | None = None,
     begun: bool = False,
 ) -> tuple[TrainingConfig, Any, RunFolder]:
-    """What a training starts from: configuration, data set and run folder, new or to go on with.
+    """Return configuration, data set and run folder of a new or resumed training.
 
     Args:
         data: See `train`.
-        explicit: The settings given.
-        kept: Whether the run folder stays.
-        world: All processes that torchrun started, of which this one gets a share of the data set.
-        begun: Go on with a run of the same settings where their folder holds one.
+        explicit: The given settings.
+        kept: Whether the run folder remains.
+        world: All processes of torchrun. This process gets a share of the data set.
+        begun: Resume a run with the same settings if the folder contains one.
 
     Raises:
         InputError: See `train`.
@@ -205,7 +205,7 @@ def _folder(world: World | None, make: Callable[[], RunFolder]) -> RunFolder:
 
 
 def _loaded(config: TrainingConfig, world: World | None, run: RunFolder | None = None) -> Any:
-    """The data set, or this process's share of it."""
+    """Load the data set, or this process's share of it."""
 
     def whole() -> KnowledgeGraph:
         if run is not None:
@@ -215,12 +215,12 @@ def _loaded(config: TrainingConfig, world: World | None, run: RunFolder | None =
     if world is not None:
         return load_share(config, world, whole)
     if config.partition is not None:
-        raise InputError("partition: is for several processes: wanted torchrun, or no --partition")
+        raise InputError("partition: expected several processes, got one: use torchrun, or omit --partition")
     return whole()
 
 
 def make_parser() -> cli.ArgumentParser:
-    """The parser of the command's flags."""
+    """Make the command's parser."""
     parser = cli.ArgumentParser("python -m lightcake_fast.train", DESCRIPTION, EPILOG)
     parser.usage = "%(prog)s [--dataset NAME] [--score SCORE] [flags]"
     parser.leave_to_help_all(add_flags(parser))
@@ -229,14 +229,14 @@ def make_parser() -> cli.ArgumentParser:
         "--config",
         metavar="FILE",
         type=Path,
-        help="file with settings by name: .toml, or a run's config.json; flags given win (default: none)",
+        help="file of settings: .toml, or a run's config.json; flags override it (default: none)",
     )
     several.add_argument(
         "--seeds",
         metavar="S,S,...",
         type=_seeds,
-        help="seeds of several runs, in place of --seed: one run per seed, in DIR/seed-S under --out DIR, "
-        "then mean and deviation; after a stop the same command goes on (default: one run of --seed)",
+        help="seeds of several runs, instead of --seed: one run per seed, in DIR/seed-S for --out DIR, then "
+        "mean and deviation; repeat the command to resume after a stop (default: one run with --seed)",
     )
     return parser
 
@@ -245,38 +245,38 @@ def _seeds(text: str) -> list[int]:
     words = text.split(",")
     seeds = [int(word) for word in words if word.isascii() and word.isdigit()]
     if len(seeds) < len(words) or len(set(seeds)) < len(seeds):
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted different whole numbers, as in 0,1,2")
+        raise argparse.ArgumentTypeError(f"expected different integers, as in 0,1,2, got {text!r}")
     return seeds
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, or go on with a run.
+    """Train or resume a run.
 
     Raises:
         InputError: A flag, the data or the run folder is wrong.
-        SystemExit: A signal came: 128 + its number, after saving.
+        SystemExit: A signal was received: 128 + its number, after saving.
     """
     explicit = vars(make_parser().parse_args(argv))
-    del explicit["debug"]  # taken up by `cli.run`
+    del explicit["debug"]  # `cli.run` reads it
     if named_by_module(explicit.get("score", "")):
-        import_score(explicit["score"])  # typed here: a file's is not imported
+        import_score(explicit["score"])  # typed here; a score from a file is not imported
     file, seeds = explicit.pop("config"), explicit.pop("seeds")
     for flag, wrong in (("--config", file), ("--seeds", seeds)):
         if wrong is not None and "resume" in explicit:
-            raise InputError(f"{flag} is for new runs: wanted it without --resume")
+            raise InputError(f"{flag}: expected a new run, got --resume: omit one of them")
     if seeds is not None and "seed" in explicit:
-        raise InputError("got --seed and --seeds, wanted one of them")
+        raise InputError("--seeds: expected no --seed, got both: omit one of them")
     if file is not None:
         explicit = {**read_settings(file.expanduser()), **explicit}
     quiet = explicit.get("quiet", False)
     runs = _with_seeds(explicit, seeds)
-    # the same for all processes, none of which makes a folder before they have met
+    # computed before the processes meet and make folders, so that all processes get the same list
     begun = [each for each in runs if seeds and "out" in each and RunFolder.is_at(Path(each["out"]))]
     with joined() as world, Interrupt(abortable=world is None) as interrupt:
         console = None if world is None or world.first else Console(quiet=True)
         if console is not None:
-            warnings.simplefilter("ignore", DataWarning)  # the first process tells
-        for each in begun:  # what cannot go on is found before hours of training
+            warnings.simplefilter("ignore", DataWarning)  # the first process warns
+        for each in begun:  # find runs that cannot resume before hours of training
             prepared(None, each, world=world, begun=True)
         summaries = [
             _train(None, each, Reporter(quiet, console), interrupt, world=world, begun=bool(seeds)).summary
@@ -289,7 +289,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_seeds(explicit: Mapping[str, Any], seeds: Sequence[int] | None) -> Sequence[Mapping[str, Any]]:
-    """The settings of each run."""
+    """Return the settings of each run."""
     if seeds is None:
         return [explicit]
     if "out" not in explicit:

@@ -1,4 +1,4 @@
-"""The settings of a run as flags of a command."""
+"""Command-line flags for the settings of a run."""
 
 import argparse
 import dataclasses
@@ -15,9 +15,14 @@ from lightcake_fast.training.flags import GROUPS
 def add_flags(
     parser: argparse.ArgumentParser, helps: Mapping[str, str] | None = None
 ) -> list[argparse.Action]:
-    """Give `parser` a flag for each field; only the flags given appear in what it parses.
+    """Add a flag per field to `parser`. The parsed result contains only the given flags.
 
-    Fields in `helps` have that help text. Returns the flags that are not common.
+    Args:
+        parser: Parser of the command.
+        helps: Help texts that replace the help text of a field, by field name.
+
+    Returns:
+        The flags that only `--help-all` shows.
     """
     rare = []
     groups = {title: parser.add_argument_group(title) for title in GROUPS}
@@ -28,7 +33,7 @@ def add_flags(
         text = (f"{models}: {flag.help}" if models else flag.help).replace("%", "%%")
         text = (helps or {}).get(field.name, text)
         if kind == "bool":
-            # what a model has, a preset may switch on
+            # a preset can switch a model's setting on, so its flag needs a --no- form
             switch = field.default is False and flag.group != "model"
             action = "store_true" if switch else argparse.BooleanOptionalAction
             added = groups[flag.group].add_argument(name, action=action, default=argparse.SUPPRESS, help=text)
@@ -47,16 +52,16 @@ def add_flags(
 
 
 def resumed(saved: TrainingConfig, explicit: Mapping[str, Any]) -> TrainingConfig:
-    """The configuration of a run that goes on: the one saved, with the flags given now.
+    """Combine the saved configuration of a run with the flags of this call.
 
     Raises:
-        InputError: A flag was given that a run cannot change.
+        InputError: A given flag is fixed for the whole run.
     """
     allowed = {field.name for field, flag, _ in fields() if flag.on_resume}
-    if named_by_module(saved.score) and explicit.get("score") == saved.score:  # typed to allow its code
+    if named_by_module(saved.score) and explicit.get("score") == saved.score:  # given only to allow its code
         explicit = {name: value for name, value in explicit.items() if name != "score"}
     refused = ["--" + name.replace("_", "-") for name in explicit if name not in allowed]
     if refused:
         may = ", ".join("--" + name.replace("_", "-") for name in sorted(allowed - {"resume"}))
-        raise InputError(f"{', '.join(refused)} cannot be changed with --resume (only {may}, --debug can)")
+        raise InputError(f"--resume: expected only {may} or --debug, got {', '.join(refused)}: omit it")
     return dataclasses.replace(saved, **explicit)

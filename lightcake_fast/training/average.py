@@ -1,4 +1,4 @@
-"""A running average of a model's weights, which is what is ranked and kept."""
+"""Exponential moving average (EMA) of a model's weights. Validation and checkpoints use the average."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,23 +8,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import swa_utils
 
-TOTAL = "total"  # of the shares that the steps so far have: 1 - decay^steps
+TOTAL = "total"  # sum of the shares of all steps: 1 - decay^steps
 
 
 class WeightAverage:
-    """The exponential moving average of a model's weights over the steps: shares of all add up to one.
+    """Exponential moving average (EMA) of a model's weights over the steps.
 
-    Updates read nothing back from the device and can be captured as a CUDA graph.
+    The shares of the steps add up to one. Updates need no synchronization and can be captured as a CUDA
+    graph.
 
     Args:
-        model: on its device.
-        decay: the share of the average that a step keeps; with 0 there is no average.
+        model: Model on its device.
+        decay: Share of the average that a step keeps. 0 disables the average.
 
     Attributes:
-        tensors: the sums so far by the names of the weights, each in its weight's shape, and ``TOTAL``, a
-            scalar to divide them by; none with a decay of 0.
+        tensors: Unnormalized sums by weight name, in the shapes of the weights, and the scalar ``TOTAL`` that
+            divides them. Empty if the decay is 0.
 
-    Source: Polyak and Juditsky, 1992; with the correction for the start that Adam has (arXiv 1412.6980).
+    Source: Polyak and Juditsky, 1992. The correction of the first steps is Adam's (arXiv 1412.6980).
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -37,13 +38,16 @@ class WeightAverage:
             self._average: Any = swa_utils.get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     def update(self) -> None:
-        """Take in the weights as they are after a step."""
+        """Add the current weights to the average."""
         if self.tensors:
             self._average(list(self.tensors.values()), [*self._weights.values(), self._one], 0)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model with the average for its weights, in a `with` block; before the first step as it is."""
+        """Replace the weights by their average within a `with` block.
+
+        Before the first step, the weights stay as they are.
+        """
         total = self.tensors[TOTAL].item() if self.tensors else 0
         if not total:
             yield

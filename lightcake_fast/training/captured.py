@@ -1,4 +1,4 @@
-"""The training step as one CUDA graph: a small graph's kernels take longer to launch than to run."""
+"""Training step as one CUDA graph. On a small graph, a kernel launch takes longer than the kernel."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,31 +10,31 @@ from torch import Generator, Tensor
 from lightcake_fast.errors import InputError
 from lightcake_fast.training.step import TrainingStep
 
-WARM_UPS = 3  # steps that compile kernels and make what the optimiser keeps
+WARM_UPS = 3  # steps that compile kernels and create the optimizer state
 
 
 def wants_capture(choice: str, device: torch.device) -> bool:
-    """Whether `--cuda-graph` asks for a graph on a device.
+    """Whether `--cuda-graph` asks for a CUDA graph on a device.
 
     Raises:
-        InputError: It is "on" without a GPU.
+        InputError: The choice is "on" without a GPU.
     """
     if choice == "on" and device.type != "cuda":
-        raise InputError(f"cuda_graph: got 'on' with the device {device}, wanted a GPU")
+        raise InputError(f"cuda_graph: expected 'auto' or 'off' without a GPU, got 'on' on device {device}")
     return choice != "off" and device.type == "cuda"
 
 
 class CapturedStep:
-    """A training step with the results of `TrainingStep`, but launched as a whole.
+    """A training step that runs as one CUDA graph, with the results of `TrainingStep`.
 
-    The first steps run as they are written, the next one is recorded, and from then on it is replayed on
-    whatever batch lies in its buffer. A batch of another size, an epoch's last, is launched kernel by kernel,
-    and so is every batch, with a warning, where the recording fails.
+    The first steps run kernel by kernel. The next step is recorded. Later steps copy their batch to a buffer
+    and replay the recorded graph. A batch of another size, such as the last batch of an epoch, runs kernel by
+    kernel. If the recording fails, a warning is printed and every step runs kernel by kernel.
 
     Args:
-        step: what to capture.
-        batch_size: B of the batches that it is captured for.
-        generator: source of the step's randomness: a graph must advance it as the step does.
+        step: Step to capture.
+        batch_size: B of the captured batches.
+        generator: Random generator of the step. The graph must advance it as the step does.
     """
 
     def __init__(self, step: TrainingStep, batch_size: int, generator: Generator) -> None:
@@ -44,12 +44,12 @@ class CapturedStep:
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, batch: Tensor) -> None:
-        """Step on the training triples numbered `batch`, int64."""
+        """Run a step on the training triples with these numbers, int64 `(B,)`."""
         if len(batch) != len(self._batch):
             self._step(batch)
             return
         self._batch.copy_(batch)
-        # streams belong to a device, which with cuda:1 is not the current one
+        # a stream belongs to a device, and cuda:1 is not the current device
         with torch.cuda.device_of(self._batch):  # type: ignore[no-untyped-call]
             if self._warm_ups_left:
                 self._warm_ups_left -= 1
@@ -64,7 +64,7 @@ class CapturedStep:
 
     def _record(self) -> Callable[[], None]:
         groups = self._step.optimizer.param_groups
-        self._step.optimizer.zero_grad(set_to_none=True)  # the graph's gradients lie in its own memory
+        self._step.optimizer.zero_grad(set_to_none=True)  # the gradients must lie in the graph's memory
         for group in groups:
             group["capturable"] = True
         try:
@@ -72,16 +72,16 @@ class CapturedStep:
         except RuntimeError as error:
             problem = str(error).partition("\n")[0]
             print(
-                f"warning: no CUDA graph of the step, which is launched instead: {problem}", file=sys.stderr
+                f"warning: no CUDA graph of the step, its kernels run one by one: {problem}", file=sys.stderr
             )
             return self._run
         finally:
-            for group in groups:  # Adam warns of a step outside of a graph that is said to be in one
+            for group in groups:  # with this flag, Adam warns about a step outside of a CUDA graph
                 group["capturable"] = False
 
 
 def warm_up(run: Callable[[], object]) -> None:
-    """Run on a stream of its own, as work that is recorded later must."""
+    """Run on a side stream, as required before a capture."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -90,27 +90,28 @@ def warm_up(run: Callable[[], object]) -> None:
 
 
 def record(run: Callable[[], object], generator: Generator | None = None) -> Callable[[], None]:
-    """Record what a function launches, without running it.
+    """Record the kernel launches of a function without running them.
 
     Args:
-        run: has been warmed up: nothing may be compiled while it is recorded.
-        generator: source of its randomness, if it has any.
+        run: Function after its warm-up. It must not compile anything during the recording.
+        generator: Random generator of the function, or None.
 
     Returns:
-        Replays the work on the same memory.
+        Function that replays the work on the same memory.
 
     Raises:
-        RuntimeError: The function cannot be captured: its own error, not the later error of the capture.
+        RuntimeError: The function cannot be captured. This is the error of the function, not the later error
+            of the capture.
     """
-    # PyTorch's default stream for this is made once, on whatever device is then the current one
+    # PyTorch's default capture stream is created once, on the current device of the first capture
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    generators = [torch.cuda.default_generators[stream.device_index]]  # PyTorch registers this one itself
+    generators = [torch.cuda.default_generators[stream.device_index]]  # PyTorch registers this one
     if generator is not None:
         graph.register_generator_state(generator)
         generators.append(generator)
     first: RuntimeError | None = None
     try:
-        # `graph` leaves its stream the current one if the capture ends with an error: `stream` does not
+        # after a failed capture `graph` leaves its stream current, and `stream` restores the previous one
         with _restored(generators), torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
             try:
                 run()
@@ -124,9 +125,9 @@ def record(run: Callable[[], object], generator: Generator | None = None) -> Cal
 
 @contextmanager
 def _restored(generators: list[Generator]) -> Iterator[None]:
-    """Give generators their state back if a `with` block fails.
+    """Restore the state of generators if a `with` block fails.
 
-    A failed capture leaves them in the capture state, in which they refuse to draw numbers.
+    A failed capture leaves generators in the capture state, and then they refuse to draw numbers.
     """
     states = [generator.clone_state() for generator in generators]
     try:

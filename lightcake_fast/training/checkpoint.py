@@ -1,4 +1,4 @@
-"""Checkpoint files: safetensors with a checksum and what they belong to, written whole or not at all."""
+"""Checkpoint files: safetensors with a checksum and the identity of the run, written atomically."""
 
 import json
 import zlib
@@ -20,7 +20,7 @@ from lightcake_fast.training.config import TrainingConfig, complete
 
 FORMAT = 1
 NOTES = "lightcake_fast"  # key in the header of the file
-MAX_HEADER = 1 << 20  # bytes: a hundred times what the models here need
+MAX_HEADER = 1 << 20  # bytes, a hundred times the header of the largest model here
 
 
 def save_checkpoint(
@@ -31,14 +31,14 @@ def save_checkpoint(
     fingerprint: str,
     notes: Mapping[str, Any],
 ) -> None:
-    """Write tensors with what they belong to.
+    """Write tensors with the identity of their run.
 
     Args:
-        path: The file.
-        tensors: By name, on any device.
-        config: The run's configuration; the fields that stay the same are stored.
-        fingerprint: That of the data set.
-        notes: More to store; plain values.
+        path: File to write.
+        tensors: Tensors by name, on any device.
+        config: Configuration of the run. Only the fields that never change are stored.
+        fingerprint: Fingerprint of the data set.
+        notes: Additional plain values to store.
 
     Raises:
         OSError: The file cannot be written.
@@ -51,7 +51,8 @@ def save_checkpoint(
         "config": config.fixed(),
     }
     text = json.dumps({**identity, **notes})
-    # one entry: safetensors writes several in random order, and equal checkpoints should be equal files
+    # one entry only: safetensors writes several entries in random order, and equal checkpoints must be equal
+    # files
     header = {NOTES: f"{_checksum(text, host)} {text}"}
     replace_tensors(path, host, header)
 
@@ -59,13 +60,13 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, *, config: TrainingConfig, fingerprint: str
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_checkpoint` wrote.
+    """Read a file of `save_checkpoint`.
 
     Returns:
-        The tensors, in CPU memory, and everything stored beside them.
+        The tensors in CPU memory, and all stored notes.
 
     Raises:
-        InputError: The file is missing, damaged, or belongs to another data set, model or version.
+        InputError: The file is missing or damaged, or belongs to another data set, model or version.
     """
     try:
         _check_header(path)
@@ -74,51 +75,53 @@ def load_checkpoint(
             names = file.keys()
             tensors = {name: file.get_tensor(name) for name in names}
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: missing, cut short or damaged: {error}") from error
+        raise InputError(
+            f"{path}: expected a complete checkpoint, got a missing, truncated or damaged file: {error}"
+        ) from error
     if NOTES not in header:
-        raise InputError(f"{path}: not a checkpoint of lightcake_fast")
+        raise InputError(f"{path}: expected a checkpoint of lightcake_fast, got another safetensors file")
     checksum, _, text = header[NOTES].partition(" ")
     if checksum != _checksum(text, tensors):
-        raise InputError(f"{path}: damaged: its content does not match its checksum")
+        raise InputError(f"{path}: expected content that matches its checksum, got a damaged file")
     try:
         notes = parse_json(text)
         _check_identity(path, notes, config, fingerprint)
     except (TypeError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: not a checkpoint of lightcake_fast: its notes are made up") from error
+        raise InputError(f"{path}: expected a checkpoint of lightcake_fast, got invalid notes") from error
     return tensors, notes
 
 
 def _check_header(path: Path) -> None:
-    """Raise where the header's length cannot be right, before anything of that length is read."""
+    """Check the length of the header before reading that many bytes."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(MAX_HEADER, size - 8):
         raise InputError(
-            f"{path}: missing, cut short or damaged: got a header of {length} bytes in a file of {size}, "
-            f"wanted at most {MAX_HEADER}"
+            f"{path}: expected a header of at most {MAX_HEADER} bytes, got a header of {length} bytes in a "
+            f"truncated or damaged file of {size}"
         )
 
 
 def _check_identity(path: Path, notes: Mapping[str, Any], config: TrainingConfig, fingerprint: str) -> None:
     if notes["format"] != FORMAT:
         raise InputError(
-            f"{path}: has format {notes['format']} (lightcake_fast {notes['version']}), "
-            f"wanted {FORMAT} (lightcake_fast {__version__})"
+            f"{path}: expected format {FORMAT} (lightcake_fast {__version__}), "
+            f"got format {notes['format']} (lightcake_fast {notes['version']})"
         )
     if notes["fingerprint"] != fingerprint:
         raise InputError(
-            f"{path}: made from another data set (fingerprint {notes['fingerprint'][:12]}) than "
-            f"the one given now ({fingerprint[:12]})"
+            f"{path}: expected a checkpoint of the given data set (fingerprint {fingerprint[:12]}), "
+            f"got one of another data set (fingerprint {notes['fingerprint'][:12]})"
         )
     made = complete(notes["config"])
     for name, wanted in config.fixed().items():
         if made.get(name) != wanted:
-            raise InputError(f"{path}: made with {name} {made.get(name)!r}, the run's is {wanted!r}")
+            raise InputError(f"{path}: expected a checkpoint with {name} {wanted!r}, got {made.get(name)!r}")
 
 
 def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """CRC-32 over a text and the names, types, shapes and content of tensors."""
+    """Compute the CRC-32 of a text and of names, types, shapes and contents of tensors."""
     value = zlib.crc32(text.encode())
     for name, tensor in sorted(tensors.items()):
         value = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), value)

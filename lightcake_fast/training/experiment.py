@@ -1,4 +1,4 @@
-"""A model on a data set: its graph, its training step and its evaluation, with nothing on disk."""
+"""Model, graph, training step and evaluation on a data set, without files."""
 
 import math
 from collections.abc import Callable
@@ -31,19 +31,20 @@ from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.runtime import epoch_order, question_order, resolve_device
 from lightcake_fast.training.step import EntityStep, TrainingStep
 
-BLOCK = 2**16  # entity rows that are drawn at once
+BLOCK = 2**16  # number of entity rows that are drawn at once
 
 
 def build_model(
     config: TrainingConfig, num_entities: int, num_relations: int, generator: Generator | None = None
 ) -> RelationModel:
-    """A new model with initial weights.
+    """Make a new model with initial weights.
 
     Args:
-        config: The run's configuration.
+        config: Configuration of the run.
         num_entities: N.
-        num_relations: R, raw relations.
-        generator: Source of the initial weights, on the device they shall lie on; None takes PyTorch's own.
+        num_relations: R, relations without inverses.
+        generator: Random generator of the initial weights, on the device of the model. None uses PyTorch's
+            default generator.
 
     Raises:
         InputError: The width or the profile does not fit the model.
@@ -55,9 +56,10 @@ def build_model(
 
 
 def by_entity(config: TrainingConfig) -> frozenset[str]:
-    """The names of the model's tensors that have a row per entity.
+    """Return the names of the model's tensors with one row per entity.
 
-    Found by their shapes in models of one and of two entities, so that a new tensor needs no declaration.
+    The tensors differ in shape between a model with one and a model with two entities. A new tensor therefore
+    needs no declaration.
     """
     with torch.device("meta"):
         one, two = (build_model(config, entities, 1).state_dict() for entities in (1, 2))
@@ -67,17 +69,18 @@ def by_entity(config: TrainingConfig) -> frozenset[str]:
 def build_share(
     config: TrainingConfig, rows: Ids, num_entities: int, num_relations: int, generator: Generator
 ) -> RelationModel:
-    """The model that `build_model` makes, with some entities' rows alone.
+    """Make the model of `build_model` with the rows of some entities only.
 
-    The table of entities is never there whole: its rows are drawn first, block by block; a model of one
-    entity, the last, goes on in the draws. Other weights with a row per entity are made whole and cut.
+    The whole entity table is never in memory. Its rows are drawn first, block by block. Then a model with one
+    entity, the last one, continues the draws. Other weights with a row per entity are made in full and then
+    cut.
 
     Args:
-        config: The run's configuration.
-        rows: The entities, ascending.
+        config: Configuration of the run.
+        rows: Entities, ascending.
         num_entities: N.
-        num_relations: R, raw relations.
-        generator: Source of the initial weights, on the CPU.
+        num_relations: R, relations without inverses.
+        generator: Random generator of the initial weights, on the CPU.
     """
     names = by_entity(config)
     if names != {"entities"}:
@@ -105,15 +108,15 @@ def build_share(
 
 
 def check(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
-    """Find what only the machine and the data set can tell, before anything is made.
+    """Check a run against the machine and the data set, before anything is created.
 
     Raises:
-        InputError: The device is not there, cannot capture a step, a split is empty, the model does not take
-            the width, or the back end lacks the score or cannot run on the device.
+        InputError: The device is missing or cannot capture a step. A split is empty. The model does not
+            accept the width. The back end lacks the score or cannot run on the device.
     """
     for split in SPLITS:
         if not (data.counts[split] if isinstance(data, ShardData) else len(data.split(split))):
-            raise InputError(f"{data.name}: its {split} split is empty, wanted at least one triple")
+            raise InputError(f"{data.name}: expected at least one triple in the {split} split, got none")
     device = resolve_device(config.device)
     wants_capture(config.cuda_graph, device)
     check_settings(config, data)
@@ -122,13 +125,13 @@ def check(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
 
 
 def check_settings(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> None:
-    """Find settings that do not go together, whatever the machine.
+    """Check for settings that contradict each other, independent of the machine.
 
     Raises:
-        InputError: The model does not take the width, or the back end lacks the score.
+        InputError: The model does not accept the width, or the back end lacks the score.
     """
     if config.paths and config.cuda_graph == "on":
-        raise InputError("cuda_graph: got 'on' with paths, whose steps differ in shape")
+        raise InputError("cuda_graph: expected 'auto' or 'off' with paths, got 'on': shapes change per step")
     if config.layers and config.model == "lightcake":
         check_fused(config.score, config.backend)
     with torch.device("meta"):
@@ -136,22 +139,23 @@ def check_settings(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> 
 
 
 class Experiment:
-    """A model with all that trains and ranks it, each part made when it is first needed.
+    """A model with everything for training and evaluation. Each part is made at its first use.
 
-    The training loop adds a run folder, signals and a display; inference adds names; benchmarks time it.
+    The training loop adds run folder, signals and display. Inference adds names. Benchmarks time it.
 
     Args:
-        config: The run's configuration.
-        data: The data set.
-        model: On the device that `config` names; None makes a new one.
+        config: Configuration of the run.
+        data: Data set.
+        model: Model on the device of `config`. None makes a new model.
 
     Attributes:
-        config: As given.
-        data: As given; its training triples are the context.
-        device: Where everything lies.
-        generator: Source of the initial weights and of all randomness in training.
+        config: The given configuration.
+        data: The given data set. Its training triples are the context.
+        device: Device of all tensors.
+        generator: Random generator of the initial weights and of training.
         model: The model.
-        randomness: What a checkpoint's random state belongs to: kinds of device differ in their generators.
+        randomness: Kind of device that a saved random state belongs to. Kinds of device have different
+            generators.
     """
 
     def __init__(
@@ -167,40 +171,40 @@ class Experiment:
 
     @classmethod
     def of(cls, **flags: Any) -> "Experiment":
-        """The one that flags of `lightcake_fast.train` describe, by their names."""
+        """Make the experiment for flags of `lightcake_fast.train`, given by name."""
         config = resolve(flags)
         return cls(config, load_dataset(config.dataset, **config.reading()))
 
     @property
     def parameters(self) -> int:
-        """The numbers that the model learns."""
+        """Number of learned parameters."""
         return sum(weight.numel() for weight in self.model.parameters())
 
     @cached_property
     def graph(self) -> ContextGraph:
-        """The training triples as context."""
+        """The training triples as context graph."""
         sizes = self.data.num_entities, self.data.num_relations
-        shared = ContextGraph.from_triples(self.data.train, *sizes, copy=False)  # with the data set
+        shared = ContextGraph.from_triples(self.data.train, *sizes, copy=False)  # shares memory
         return shared.to(self.device)
 
     @cached_property
     def seen(self) -> Tensor:
-        """Bool `(N + 1,)`: entities with a training triple; the last for names not in the data."""
+        """Bool `(N + 1,)`: entities with a training triple. The last element stands for unknown names."""
         seen = torch.from_numpy(self.data.seen_entities).to(self.device)
         return torch.cat([seen, seen.new_zeros(1)])
 
     @cached_property
     def step(self) -> TrainingStep:
-        """The training step as it is written, which `advance` takes."""
+        """The training step without CUDA graph."""
         kind = EntityStep if self._entities else TrainingStep
         return kind(self.model, self.graph, self.config, self.generator)
 
     def epoch(self, number: int) -> tuple[Tensor, ...]:
-        """Begin epoch 0, 1, ...: set its step size.
+        """Start epoch 0, 1, ... with its learning rate.
 
         Returns:
-            Its batches for `advance`, numbers of training triples, int64 `(B,)`; where entities are ranked,
-            of context triples, two for each.
+            The batches for `advance`: numbers of training triples, int64 `(B,)`. For entity prediction,
+                numbers of context triples, two per training triple.
         """
         self.step.start_epoch(number)
         if self._entities:
@@ -211,26 +215,32 @@ class Experiment:
         return torch.split(order, self.config.batch_size)
 
     def loss_sum(self) -> float:
-        """The losses of all triples since the epoch began; this waits for the device."""
+        """Return the sum of the losses of this epoch's triples so far. This waits for the device."""
         return self.step.loss_sum.item()
 
     def advance(self, batch: Tensor) -> None:
-        """Step on a batch, captured as a CUDA graph where the configuration wants that."""
+        """Run a step on a batch, as a CUDA graph if configured."""
         self.model.train()
         self._advance(batch)
 
     @torch.no_grad()
     def refined(self, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """What `RelationModel.refine` gives in evaluation, with the triples of `mask` left out."""
+        """Refine the tables in evaluation mode, without the context triples of `mask`."""
         return self.model.eval().refine(self.graph, mask=mask, backend=self.config.backend)
 
     @torch.no_grad()
     def scores(
         self, refined: tuple[Tensor, Tensor], pairs: Tensor, evidence: Evidence | None = None
     ) -> Tensor:
-        """Scores `(B, R)` of pairs, int64 `(B, 2)`, in evaluation, from the tables that `refined` gave.
+        """Score all relations of pairs in evaluation mode.
 
-        The evidence is that of the whole graph, if no other is given.
+        Args:
+            refined: Tables of `refined`.
+            pairs: int64 `(B, 2)`.
+            evidence: Evidence for the pairs. None uses the evidence of the whole graph.
+
+        Returns:
+            Scores `(B, R)`.
         """
         pairs = pairs.to(self.device)
         evidence = self.model.evidence(self.graph, pairs) if evidence is None else evidence
@@ -238,21 +248,22 @@ class Experiment:
 
     @torch.no_grad()
     def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
-        """Scores `(B, N)` of all entities for questions, int64 `(B, 2)`, likewise (see `RelationModel`)."""
+        """Score all entities, `(B, N)`, for questions, int64 `(B, 2)`, in evaluation mode."""
         return self.model.eval().entity_scores(refined, questions.to(self.device))
 
     def ranks(
         self, split: str, ties: str | None = None, refined: tuple[Tensor, Tensor] | None = None
     ) -> Tensor:
-        """The filtered rank of each triple's relation, or tail and head, the training graph being context.
+        """Return filtered ranks of relations, or of tails and heads. The training graph is the context.
 
         Args:
             split: "train", "valid" or "test".
-            ties: As in `relation_ranks`; None takes the configuration's.
-            refined: Tables that are at hand; None refines them.
+            ties: Tie policy as in `relation_ranks`. None uses the configuration.
+            refined: Refined tables. None computes them.
 
         Returns:
-            float64 `(T,)` in CPU memory, ranks from 1; where entities are ranked `(T, 2)`, of tail and head.
+            float64 `(T,)` in CPU memory, ranks from 1. For entity prediction `(T, 2)`, the ranks of tail and
+            head.
 
         Raises:
             NonFiniteScoresError: A score is NaN or infinite.
@@ -277,7 +288,7 @@ class Experiment:
         )
 
     def evaluate(self, split: str) -> Evaluation:
-        """The metrics of a split (see `ranks`), of the weights as they are, not of their average."""
+        """Return the metrics of a split (see `ranks`) for the current weights, not for their average."""
         return summarise_ranks(self.ranks(split), self.data.split(split), self.data.seen_entities)
 
     @property
@@ -294,7 +305,7 @@ class Experiment:
 
     @cached_property
     def _advance(self) -> Callable[[Tensor], None]:
-        differs = self._entities or self.config.paths  # a step from the next, in shape
+        differs = self._entities or self.config.paths  # shapes change from step to step
         if differs or not wants_capture(self.config.cuda_graph, self.device):
             return self.step
         return CapturedStep(self.step, min(self.config.batch_size, self.graph.num_triples), self.generator)

@@ -1,4 +1,4 @@
-"""What a setting is as a flag: its help, its group and its bounds."""
+"""Command-line properties of a setting: help, group and bounds."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,25 +9,25 @@ from lightcake_fast.scores import named_by_module
 
 GROUPS = ("data and folders", "model", "optimisation", "regularisation", "running")
 LARGEST = 2**31
-_KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false"}
+_KINDS = {"str": "text", "int": "an integer", "float": "a number", "bool": "true or false"}
 
 
 @dataclass(frozen=True)
 class Flag:
-    """What a field is as a flag.
+    """Command-line properties of a field.
 
     Attributes:
         help: Help text.
         group: One of `GROUPS`.
-        metavar: Name of the value in the help.
-        choices: The values allowed, or a function that says them when it is asked; empty for no such limit.
-        by_module: Whether MODULE:NAME is allowed as well.
-        at_least: Smallest value allowed.
-        above: Value that must be exceeded.
-        below: Value that must not be reached; every number has one.
-        on_resume: Whether it may be given beside `--resume`.
-        saved: Whether it belongs to the run, and not only to the command that was typed.
-        common: Whether `--help` shows it; `--help-all` shows every flag.
+        metavar: Placeholder of the value in the help.
+        choices: Allowed values, or a function that returns them. Empty for no limit.
+        by_module: Whether MODULE:NAME is allowed too.
+        at_least: Inclusive lower bound.
+        above: Exclusive lower bound.
+        below: Exclusive upper bound. Every number has one.
+        on_resume: Whether the flag may be given together with `--resume`.
+        saved: Whether the field belongs to the run and not only to one call of the command.
+        common: Whether `--help` shows the flag. `--help-all` shows every flag.
     """
 
     help: str
@@ -44,7 +44,7 @@ class Flag:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The choices there are now."""
+        """The current choices."""
         return self.choices() if callable(self.choices) else self.choices
 
     def accepts(self, value: Any) -> bool:
@@ -56,22 +56,22 @@ class Flag:
         return (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
-            and bool(value < self.below)  # no infinity and no NaN either
+            and bool(value < self.below)  # excludes infinity and NaN too
         )
 
     def wanted(self, kind: str, value: Any) -> str:
-        """The values allowed, in words, after one that is not."""
+        """Describe the allowed values for an error message about `value`."""
         if self.choices:
             return "one of " + ", ".join(self.known) + ", or MODULE:NAME" * self.by_module
         if value == "":
-            return "text, not empty"
+            return "nonempty text"
         limits = ("of at least", self.at_least), ("above", self.above), ("below", self.below)
         bounds = [f"{word} {bound}" for word, bound in limits if bound is not None]
         if self.below == LARGEST and not (isinstance(value, int | float) and value >= LARGEST):
-            bounds.pop()  # that goes without saying
+            bounds.pop()  # mentioned only for values that are too large
         return " ".join([_KINDS[kind], " and ".join(bounds)]).rstrip()
 
 
 def flag(help: str, group: str, default: Any = MISSING, **limits: Any) -> Any:
-    """A field of a dataclass that is a flag as well."""
+    """Make a dataclass field that is a command-line flag too."""
     return dataclasses.field(default=default, metadata={"flag": Flag(help, group, **limits)})

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: at once while there is nothing to save, between two steps afterwards."""
+"""Ctrl-C and SIGTERM: immediate exit before the first step, later a save between two steps first."""
 
 import os
 import signal
@@ -10,19 +10,20 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Handles SIGINT and SIGTERM inside a `with` block.
+    """Handle SIGINT and SIGTERM inside a `with` block.
 
-    A signal ends the program (`SystemExit` with 128 + its number) at once, until `defer` is called. From then
-    on it is only noted, and the training saves first. A second Ctrl-C says so. A third ends the program at
-    once: files are replaced whole, so the previous checkpoint stays intact. SIGTERM never aborts a save.
+    Before `defer` is called, a signal ends the program at once: `SystemExit` with 128 + its number. After
+    that, a signal is only recorded, and the training saves first. A second Ctrl-C prints a notice. A third
+    Ctrl-C ends the program at once. The previous checkpoint stays intact, because files are replaced
+    atomically. SIGTERM never aborts a save.
 
     Args:
-        abortable: Whether a third Ctrl-C ends the program. False for one of several ranks: the others wait
-            for it, and the terminal and torchrun both send it the same Ctrl-C.
+        abortable: Whether a third Ctrl-C ends the program. False for one of several ranks: the other ranks
+            wait for it, and the terminal and torchrun both send the same Ctrl-C to it.
 
     Attributes:
-        signal: The last signal that came; None for none.
-        presses: How many times Ctrl-C came since `defer`.
+        signal: The last received signal, or None.
+        presses: Number of Ctrl-C signals since `defer`.
     """
 
     def __init__(self, *, abortable: bool = True) -> None:
@@ -42,11 +43,11 @@ class Interrupt:
             signal.signal(number, handler or signal.SIG_DFL)
 
     def defer(self) -> None:
-        """Only note signals from now on."""
+        """From now on, only record signals."""
         self._deferred = True
 
     def leave(self) -> None:
-        """End the program if a signal came.
+        """End the program if a signal was received.
 
         Raises:
             SystemExit: With 128 + the number of the signal.
@@ -68,6 +69,6 @@ class Interrupt:
 
 
 def _tell(text: str) -> None:
-    """Write to stderr what a handler of signals says: `print` may be at work already."""
-    with suppress(OSError):  # stderr may have gone
+    """Write the message of a signal handler to stderr. `print` may already be active and cannot be used."""
+    with suppress(OSError):  # stderr may be closed
         os.write(2, f"\n{text}\n".encode())

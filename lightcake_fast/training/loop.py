@@ -1,4 +1,4 @@
-"""The training loop: epochs, validation, early stopping, and the saves that let it go on after a stop."""
+"""Training loop: epochs, validation, early stopping, and saves for a later resume."""
 
 import copy
 import dataclasses
@@ -31,8 +31,8 @@ from lightcake_fast.training.state import check_tensors, restore_state, training
 Callback = Callable[[dict[str, Any]], object]
 
 _MEMORY_FLAGS = ("dim", "layers", "batch_size")
-SAVE_SECONDS = 45.0  # a save a minute is promised; the step or validation under way may come on top
-SAVE_SHARE = 0.1  # of the time that saves take, at most: big models are saved less often
+SAVE_SECONDS = 45.0  # the documents promise one save per minute, plus the current step or validation
+SAVE_SHARE = 0.1  # largest share of the time for saves: large models are saved less often
 
 
 def train_to_end(
@@ -45,27 +45,28 @@ def train_to_end(
     *,
     test: bool = True,
 ) -> float:
-    """Train from where the run folder stands to the test metrics.
+    """Train from the state of the run folder to the test metrics.
 
     Args:
-        config: The run's configuration, with what may differ on resume.
-        data: The data set.
-        run: The open run folder.
-        reporter: Shows the progress.
-        interrupt: Asked between steps whether to save and leave.
-        callbacks: Called with each epoch's record, once it is saved.
-        test: False leaves the test split alone: going on with the run later looks at it.
+        config: Configuration of the run, with the changes of a resume.
+        data: Data set.
+        run: Open run folder.
+        reporter: Display of the progress.
+        interrupt: Signals, checked between steps: save and exit.
+        callbacks: Functions that get the record of each epoch after it is saved.
+        test: False skips the test split. A later resume of the run evaluates it.
 
     Returns:
         The best validation MRR.
 
     Raises:
         InputError: The checkpoint does not fit, or the training diverged.
-        MemoryError: Memory ran out, the host's or the device's; the message names the flags that lower it.
-        SystemExit: A signal came, and the run is saved.
+        MemoryError: The host or the device is out of memory. The message names the flags that reduce the
+            need.
+        SystemExit: A signal was received, and the run is saved.
     """
     try:
-        with torch.inference_mode(False), torch.enable_grad(), own_numerics():  # whatever the caller set
+        with torch.inference_mode(False), torch.enable_grad(), own_numerics():  # not the caller's
             return _train(config, data, run, reporter, interrupt, callbacks, test)
     except (MemoryError, RuntimeError) as error:
         wanted = memory_wanted(error)
@@ -74,8 +75,8 @@ def train_to_end(
         rows = data.num_entities + 2 * data.num_relations
         flags = ", ".join(f"--{n.replace('_', '-')} ({getattr(config, n)})" for n in _MEMORY_FLAGS)
         raise MemoryError(
-            f"{wanted}; the embeddings with their gradients and Adam's averages alone take "
-            f"{rows * config.dim * 16 / 2**30:.2f} GiB; less of {flags} takes less"
+            f"{wanted}; the embeddings with gradients and Adam's averages take "
+            f"{rows * config.dim * 16 / 2**30:.2f} GiB: reduce {flags}"
         ) from error
     finally:
         release_memory()
@@ -98,7 +99,7 @@ def _train(
             reporter.already_finished(checkpoint[1], config)
             reporter.results(results, run.shown)
             return checkpoint[1].best_mrr
-    check(config, data)  # of a run that goes on with other flags: what is refused leaves it as it is
+    check(config, data)  # before any change: an error in new flags must leave the run as it is
     run.claim(data)
     trainer = Trainer(config, data, run, reporter, interrupt, callbacks)
     if checkpoint is None:
@@ -114,16 +115,16 @@ def _train(
 
 
 def _rows(data: KnowledgeGraph | ShardData) -> Ids | None:
-    """The entities whose rows this process has; None for all."""
+    """The entities with rows in this process, None for all."""
     return data.layout.rows if isinstance(data, ShardData) else None
 
 
 class Trainer:
-    """A run in memory: the experiment, and how far it is.
+    """A run in memory: the experiment and its position.
 
     Attributes:
-        model: On the device.
-        position: How far the run is.
+        model: Model on its device.
+        position: Progress of the run.
     """
 
     def __init__(
@@ -148,20 +149,21 @@ class Trainer:
         self._records: list[dict[str, Any]] = []
         self.position = Position()
         self._compiled_before = seconds_compiling()
-        self._awaited = 0.0  # the most seconds since then for which a process has waited for its compiler
+        self._awaited = 0.0  # longest wait of a process for its compiler, in seconds since then
         self._mark = self._working_seconds()
         self._next_save = time.monotonic() + SAVE_SECONDS
 
     def restore(self, tensors: dict[str, Tensor], position: Position, notes: dict[str, Any]) -> None:
-        """Go back to where a checkpoint was saved (see `RunFolder.load_last`)."""
+        """Restore the state of a checkpoint (see `RunFolder.load_last`)."""
         restore_state(tensors, self.model, self._step)
         if notes.get("device") == self._experiment.randomness:
             try:
                 self._experiment.generator.set_state(tensors["generator"])
             except (RuntimeError, TypeError) as error:
-                raise InputError(f"the checkpoint's random state is none: {error}") from error
+                raise InputError(f"checkpoint: expected a random state, got another one: {error}") from error
         else:
-            # the states of two kinds do not fit each other: new draws, the same in every resume
+            # the random states of two kinds of device are not compatible: a new seed, the same at every
+            # resume
             self._experiment.generator.manual_seed(
                 mixed_seed(self._config.seed, position.epoch, position.step)
             )
@@ -169,7 +171,7 @@ class Trainer:
         self._records = self._run.read_metrics(position.epoch)
         self.position = position
         if position.epoch and position.best_epoch == position.epoch and position.step == 0:
-            # a kill may have come between the two saves of the epoch's end
+            # a kill may have come between the two saves at the end of the epoch
             self._save_best()
         elif position.best_epoch:
             self._run.load_best(position.best_epoch, self._data.fingerprint, self._rows)
@@ -186,8 +188,8 @@ class Trainer:
                 while not self.position.finished(self._config):
                     self._train_epoch()
                     self._end_epoch()
-        except BrokenPipeError:  # whoever read the output has gone
-            if self._world.ranks == 1:  # of several, the others know nothing of it
+        except BrokenPipeError:  # the reader of the output has gone
+            if self._world.ranks == 1:  # with several processes, the others do not know
                 self._save_last()
             raise
 
@@ -214,7 +216,7 @@ class Trainer:
             "seconds": position.total_seconds,
         }
         self._run.write_results(results)
-        self._world.agree(0)  # all read them
+        self._world.agree(0)  # every process has read the weights
         return results
 
     def evaluate(self, split: str) -> Evaluation:
@@ -227,8 +229,8 @@ class Trainer:
             return self._experiment.evaluate(split)
         except NonFiniteScoresError as error:
             raise DivergedError(
-                f"training diverged in epoch {self.position.epoch + 1}: {error}; try a smaller --lr "
-                f"(it is {self._config.lr:g})"
+                f"training diverged in epoch {self.position.epoch + 1}: {error}: try a smaller --lr "
+                f"(now {self._config.lr:g})"
             ) from error
 
     def _train_epoch(self) -> None:
@@ -250,7 +252,7 @@ class Trainer:
                 self._reporter.step(position, done)
 
     def _agreed(self, *wishes: bool) -> list[bool]:
-        """What any process wishes, and a signal that came to any: from here on it came to all."""
+        """Combine the wishes and the signals of all processes. A signal to one process reaches all."""
         known = int(self._interrupt.signal or 0), int(1e6 * (seconds_compiling() - self._compiled_before))
         number, compiled, *found = self._world.agree(*known, *map(int, wishes))
         self._awaited = 1e-6 * compiled
@@ -269,7 +271,7 @@ class Trainer:
         position.step, position.loss_sum, position.seconds = 0, 0.0, 0.0
         self._step.loss_sum.zero_()
         mrr = valid.all.mrr
-        assert mrr is not None, "no reader lets an empty split through"
+        assert mrr is not None, "empty splits are rejected before training"
         improved = mrr > position.best_mrr
         if improved:
             position.best_mrr, position.best_epoch = mrr, position.epoch
@@ -295,7 +297,7 @@ class Trainer:
             self._interrupt.leave()
 
     def _measure(self) -> None:
-        """Bring the position's loss and times up to date: this waits for the device."""
+        """Update the loss and the times of the position. This waits for the device."""
         self.position.loss_sum = self._experiment.loss_sum()
         now = self._working_seconds()
         self.position.seconds += now - self._mark
@@ -316,9 +318,9 @@ class Trainer:
             self._run.save_best(weights, self.position, self._data.fingerprint)
 
     def _named_rows(self) -> dict[str, Tensor]:
-        """Of a part of a checkpoint: whose rows it has."""
+        """The row numbers that a part of a checkpoint stores."""
         return {} if self._rows is None else {ROWS: torch.from_numpy(self._rows)}
 
     def _working_seconds(self) -> float:
-        """A clock that stands still while any process compiles, which is done once and is not speed."""
+        """Monotonic time without compilation in any process, because compilation happens only once."""
         return time.monotonic() - max(self._awaited, seconds_compiling() - self._compiled_before)

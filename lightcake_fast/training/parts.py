@@ -1,7 +1,8 @@
-"""Checkpoints of several ranks: a file of each, and an index of those that belong together.
+"""Checkpoints of several ranks: one file per rank and an index of the files of one save.
 
-The index is written when all files of a save are there, under names of their own, and only then are those of
-the save before removed: a kill at any moment leaves one save whole. Any number of ranks reads them, one too.
+No two saves share a file name. The index is written after all files of the save, and the files of the
+previous save are removed after the index. A kill at any moment therefore leaves one complete save. Any number
+of ranks can read it.
 """
 
 import json
@@ -24,7 +25,7 @@ from lightcake_fast.training.experiment import by_entity
 from lightcake_fast.training.state import names_of
 
 FORMAT = 1
-ROWS = "rows"  # of a rank's tensors: the entities whose rows it has
+ROWS = "rows"  # tensor of a rank: the entities of its rows
 _FILE = re.compile(r"[\w-]+\.safetensors")
 
 Ids = NDArray[np.int64]
@@ -42,13 +43,13 @@ def save_part(
     fingerprint: str,
     notes: Mapping[str, Any],
 ) -> None:
-    """Write a rank's tensors; all ranks must call.
+    """Write the tensors of a rank. All ranks must call this.
 
     Args:
-        folder: The same for all ranks.
-        stem: What the checkpoint is called: "last" or "best".
-        tensors: By name; `ROWS` among them.
-        tag: Of this save, on all ranks: no two saves of different content share it.
+        folder: Folder, the same on all ranks.
+        stem: Name of the checkpoint: "last" or "best".
+        tensors: Tensors by name, including `ROWS`.
+        tag: Name of this save, the same on all ranks. Saves with different content need different tags.
         world: All ranks.
         config: As in `save_checkpoint`.
         fingerprint: As in `save_checkpoint`.
@@ -60,7 +61,7 @@ def save_part(
     files = [f"{stem}-{tag}-{rank}-of-{world.ranks}.safetensors" for rank in range(world.ranks)]
     own = folder / files[world.rank]
     save_checkpoint(own, tensors, config=config, fingerprint=fingerprint, notes={**notes, "tag": tag})
-    world.agree(0)  # all files are there
+    world.agree(0)  # all files are written
     if world.first:
         index = {"format": FORMAT, "tag": tag, "files": files}
         replace_text(_index(folder, stem), json.dumps(index, indent=2) + "\n")
@@ -78,36 +79,36 @@ def save_whole(
     fingerprint: str,
     notes: Mapping[str, Any],
 ) -> None:
-    """Write one process's checkpoint; arguments as in `save_part`."""
+    """Write the checkpoint of a single process. The arguments are as in `save_part`."""
     file = folder / f"{stem}.safetensors"
     save_checkpoint(file, tensors, config=config, fingerprint=fingerprint, notes=notes)
-    if _index(folder, stem).exists():  # the run was that of several ranks before
+    if _index(folder, stem).exists():  # the previous save came from several ranks
         _index(folder, stem).unlink()
         _remove_parts(folder, stem)
 
 
 def exists(folder: Path, stem: str) -> bool:
-    """Whether a checkpoint was saved, in one file or in parts."""
+    """Whether a checkpoint exists, in one file or in parts."""
     return (folder / f"{stem}.safetensors").exists() or _index(folder, stem).exists()
 
 
 def load(
     folder: Path, stem: str, *, config: TrainingConfig, fingerprint: str, rows: Ids | None = None
 ) -> Saved:
-    """Read a checkpoint, whoever saved it.
+    """Read a checkpoint of one process or of several.
 
     Args:
-        folder: Where it lies.
-        stem: What it is called.
+        folder: Folder of the checkpoint.
+        stem: Name of the checkpoint.
         config: As in `load_checkpoint`.
         fingerprint: As in `load_checkpoint`.
-        rows: The entities whose rows are wanted, ascending; None for all.
+        rows: Entities to load, ascending. None loads all.
 
     Returns:
-        The tensors, of entities the rows wanted, and everything stored beside them.
+        The tensors, with the requested entity rows, and all stored notes.
 
     Raises:
-        InputError: See `load_checkpoint`; or parts do not belong together.
+        InputError: See `load_checkpoint`. The parts do not belong together.
     """
     whole, index = folder / f"{stem}.safetensors", _index(folder, stem)
     found = []
@@ -121,7 +122,7 @@ def load(
     if index.exists():
         own = names_of(by_entity(config))
         found.append(_merged(index, _parts(index, config, fingerprint), own, rows))
-    return max(found, key=lambda saved: _progress(saved[1]))  # of both a kill came between save and removal
+    return max(found, key=lambda saved: _progress(saved[1]))  # both exist after a kill before the removal
 
 
 def _index(folder: Path, stem: str) -> Path:
@@ -143,25 +144,27 @@ def _progress(notes: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _parts(index: Path, config: TrainingConfig, fingerprint: str) -> Iterator[Saved]:
-    """The parts that an index names, one after another."""
+    """Yield the parts of an index, one after another."""
     try:
         content = parse_json(index.read_text(encoding="utf-8"))
         tag, files = content["tag"], content["files"]
-        # a folder may come from a stranger: names lead nowhere else
+        # the folder may come from a stranger: a name must not lead to another folder
         good = content["format"] == FORMAT and files and all(_FILE.fullmatch(name) for name in files)
     except (TypeError, KeyError, InputError, UnicodeDecodeError):
         good = False
     if not good:
-        raise InputError(f"{index}: damaged: wanted an index of a checkpoint's files")
+        raise InputError(f"{index}: expected an index of a checkpoint's files, got a damaged file")
     for name in files:
         tensors, notes = load_checkpoint(index.parent / name, config=config, fingerprint=fingerprint)
         if notes.get("tag") != tag:
-            raise InputError(f"{index.parent / name}: is not of the save that {index.name} names")
+            raise InputError(
+                f"{index.parent / name}: expected tag {tag!r} of {index.name}, got {notes.get('tag')!r}"
+            )
         yield tensors, notes
 
 
 def _merged(index: Path, parts: Iterator[Saved], own: Set[str], rows: Ids | None) -> Saved:
-    """The rows wanted of `own` tensors from all parts, and the others, the same in all, from the first."""
+    """Merge the requested rows of `own` tensors from all parts. Other tensors come from the first part."""
     merged: dict[str, Tensor] = {}
     pieces: list[tuple[Tensor, dict[str, Tensor]]] = []
     first: dict[str, Any] = {}
@@ -172,14 +175,14 @@ def _merged(index: Path, parts: Iterator[Saved], own: Set[str], rows: Ids | None
             kept = torch.from_numpy(np.isin(held.numpy(), rows))
         tables = {name: tensors.pop(name) for name in own & tensors.keys()}
         if any(len(tensor) != len(held) for tensor in tables.values()):
-            raise InputError(f"{index}: damaged: a part has other rows than it says")
+            raise InputError(f"{index}: expected one row per listed entity, got a damaged part")
         pieces.append((held[kept], {name: tensor[kept] for name, tensor in tables.items()}))
         merged, first = merged or tensors, first or notes
     held = torch.cat([names for names, _ in pieces])
     wanted = torch.arange(len(held)) if rows is None else torch.from_numpy(rows)
     order = torch.argsort(held)
     if not torch.equal(held[order], wanted):
-        raise InputError(f"{index}: damaged: its parts do not have each entity's row once")
+        raise InputError(f"{index}: expected each entity's row once, got damaged parts")
     for name in pieces[0][1]:
         merged[name] = torch.cat([tensors[name] for _, tensors in pieces])[order]
     return merged, first

@@ -1,4 +1,4 @@
-"""Presets: the paper's settings, and the best settings that were found on each validation split."""
+"""Presets: the settings of the paper, and the best settings of searches on the validation splits."""
 
 import math
 import sys
@@ -20,7 +20,7 @@ else:
 Settings = dict[str, int | float | bool | str]
 
 OWN = "own"
-# settings of one task only
+# settings of only one task
 _ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links", "paths")
 _ONLY_ENTITIES = ("n3", "negatives")
 
@@ -33,7 +33,7 @@ def _rules() -> tuple[dict[str, Any], ...]:
 
 
 def preset_key(dataset: str, task: str) -> str:
-    """The name that rules of a task use for a data set (name or folder)."""
+    """Return the name of a data set in the rules of a task. `dataset` is a name or a folder."""
     key, named = dataset_key(dataset), set[str]()
     for rule in _rules():
         if rule["when"].get("task") == task:
@@ -42,7 +42,7 @@ def preset_key(dataset: str, task: str) -> str:
 
 
 def preset_title(config: TrainingConfig) -> str:
-    """The preset in words: the settings of other data sets depend on the number of triples."""
+    """Describe the preset. The settings of the user's data sets depend on the number of triples."""
     if config.preset == "best" and dataset_key(config.dataset) is None:
         return "settings by the number of triples"
     return f"preset {config.preset}"
@@ -56,14 +56,14 @@ def preset_settings(
     triples: int | None = None,
     task: str = "relation",
 ) -> Settings:
-    """The settings of a preset.
+    """Return the settings of a preset.
 
     Args:
         preset: "best" or "paper".
         dataset: Name or folder.
-        model: A key of `MODELS`. None applies no rule of a single model.
-        score: LightCAKE's score. A baseline takes its `nearest` score instead.
-        triples: Number of training triples; None before they are read.
+        model: A key of `MODELS`. None skips the rules of a single model.
+        score: Score of LightCAKE. A baseline uses its `nearest` score instead.
+        triples: Number of training triples. None before they are read.
         task: "relation" or "entity".
     """
     spec, key = MODELS.get(model or ""), preset_key(dataset, task)
@@ -85,13 +85,13 @@ def preset_settings(
 
 
 def _values(when: Mapping[str, Any], name: str) -> set[str]:
-    """The values of a condition."""
+    """Return the values of a condition."""
     value = when.get(name, [])
     return {value} if isinstance(value, str) else set(value)
 
 
 def _by_size(settings: Mapping[str, Any], triples: int) -> Settings:
-    """Adapt settings to a number of training triples.
+    """Adapt settings to the number of training triples.
 
     An epoch has at least about 20 steps and a run about 2,000. Early stopping ends most runs sooner.
     """
@@ -109,14 +109,14 @@ def _by_size(settings: Mapping[str, Any], triples: int) -> Settings:
 
 
 def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> TrainingConfig:
-    """The configuration of a new run: what was given, and its preset for everything else.
+    """Return the configuration of a new run: the given settings, and the preset for the others.
 
     Args:
-        explicit: The settings given.
-        triples: How many the training split has; None before it is read.
+        explicit: The given settings.
+        triples: Number of training triples. None before they are read.
 
     Raises:
-        InputError: A given value is wrong, or the model has no such thing.
+        InputError: A given value is wrong, or the model does not have the setting.
     """
     given = TrainingConfig(**{**preset_settings("paper", "", None, ""), **explicit})
     model = given.model
@@ -126,18 +126,18 @@ def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> Training
         and model == "lightcake"
         and given.score in MODELS
     ):
-        model = given.score  # which it then is
+        model = given.score  # lightcake without layers is this model
     settings: dict[str, Any] = preset_settings(
         given.preset, given.dataset, model, given.score, triples, given.task
     )
     untouched = TrainingConfig(**{**settings, "model": given.model})
     for name in explicit:
         models = takers(name)
-        # a saved configuration has every field: one that is as the preset leaves it is no wish
+        # a saved configuration has every field: ignore a field that equals the preset
         if models and given.model not in models and getattr(given, name) != getattr(untouched, name):
-            raise InputError(f"{name}: {given.model} has no such setting, only {', '.join(models)} have")
+            raise InputError(f"{name}: expected model {' or '.join(models)}, got {given.model}: omit {name}")
     settings = {**settings, **explicit}
-    if not settings["layers"]:  # there is nothing that would carry a profile on, or whose sums are mixed
+    if not settings["layers"]:  # without layers, a profile has no first layer and mixing no sums
         if settings["profile"] == "both" and "profile" not in explicit:
             settings["profile"] = "score"
         if "mixing" not in explicit:
@@ -150,20 +150,22 @@ def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> Training
 
 
 def _check_task(config: TrainingConfig) -> None:
-    """Raise for a setting that says nothing of what is predicted."""
+    """Reject settings that the task does not use."""
     for name in _ONLY_RELATIONS if config.task == "entity" else _ONLY_ENTITIES:
         value = getattr(config, name)
         if value not in (False, 0, "none"):
-            raise InputError(f"{name}: got {value!r} for the task {config.task!r}, which has no such setting")
+            raise InputError(f"{name}: expected no value for task {config.task!r}, got {value!r}: omit it")
 
 
 def _check_entity(config: TrainingConfig) -> None:
-    """Raise for what does not rank entities."""
+    """Reject models, scores and settings that cannot rank entities."""
     if not MODELS[config.model].ranks_entities:
         able = ", ".join(name for name, spec in MODELS.items() if spec.ranks_entities)
-        raise InputError(f"model: got {config.model!r} for the task 'entity', wanted one of {able}")
+        raise InputError(f"model: expected one of {able} for task 'entity', got {config.model!r}")
     if config.model == "lightcake" and config.score in SCORES and SCORES[config.score].planes:
         others = ", ".join(name for name, score in SCORES.items() if not score.planes)
-        raise InputError(f"score: got {config.score!r} for the task 'entity', wanted one of {others}")
+        raise InputError(f"score: expected one of {others} for task 'entity', got {config.score!r}")
     if config.cuda_graph == "on":
-        raise InputError("cuda_graph: got 'on' for the task 'entity', whose steps differ in shape")
+        raise InputError(
+            "cuda_graph: expected 'auto' or 'off' for task 'entity', got 'on': shapes change per step"
+        )

@@ -1,4 +1,4 @@
-"""What a run shows: a live bar on a terminal, a line an epoch elsewhere, and the final table."""
+"""Display of a run: a live bar on a terminal, else one line per epoch, and the final table."""
 
 import signal
 import statistics
@@ -23,11 +23,11 @@ METRICS = {"MRR": "mrr", "MR": "mr", "Hits@1": "hits_at_1", "Hits@3": "hits_at_3
 
 
 class Reporter:
-    """Shows one run.
+    """Display of one run.
 
     Args:
-        quiet: Show nothing but the test metrics.
-        console: Where to; None for stdout.
+        quiet: Show only the test metrics.
+        console: Output. None for stdout.
     """
 
     def __init__(self, quiet: bool = False, console: Console | None = None) -> None:
@@ -37,8 +37,8 @@ class Reporter:
         self._task = TaskID(0)
         self._shown = 0.0
         self._epochs = self._steps = 0
-        self._first: float | None = None  # when the first step had ended: what compiles was compiled by then
-        self._since = 0  # steps after it
+        self._first: float | None = None  # end of the first step: compilation is over
+        self._since = 0  # number of steps after the first
 
     @contextmanager
     def training(
@@ -49,7 +49,7 @@ class Reporter:
         position: Position,
         folder: Path | None,
     ) -> Iterator[None]:
-        """Show the training within a `with` block: `steps` steps an epoch, from `position` on."""
+        """Show the training within a `with` block: `steps` steps per epoch, starting at `position`."""
         self._epochs, self._steps = config.epochs, steps
         self._say(
             f"{data.name}: {counted(data.num_entities, 'entity')}, "
@@ -61,7 +61,7 @@ class Reporter:
         )
         self._say(hyperparameters(config))
         if position.epoch or position.step:
-            self._say(f"going on in {folder} after epoch {position.epoch}, step {position.step}")
+            self._say(f"resuming in {folder} after epoch {position.epoch}, step {position.step}")
         elif folder is not None:
             self._say(f"run folder: {folder}")
         if self._quiet or not self._console.is_terminal:
@@ -69,7 +69,7 @@ class Reporter:
             return
         columns = (
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),  # what the others leave
+            BarColumn(bar_width=None),  # the space that the other columns leave
             TextColumn("{task.fields[figures]}", markup=False),
         )
         with Progress(*columns, console=self._console, transient=True, expand=True) as self._progress:
@@ -79,7 +79,7 @@ class Reporter:
         self._progress = None
 
     def due(self) -> bool:
-        """Asked after each step: whether the display wants new figures, at most every half second."""
+        """Whether the display needs new figures, at most every half second. Call it after each step."""
         if self._first is None:
             self._first = time.monotonic()
         else:
@@ -87,14 +87,14 @@ class Reporter:
         return self._progress is not None and time.monotonic() - self._shown >= REFRESH_SECONDS
 
     def step(self, position: Position, triples: int) -> None:
-        """Show the figures of the epoch under way, `triples` of which are done."""
+        """Show the figures of the current epoch after `triples` triples."""
         figures = f"loss {position.loss_sum / triples:.4f}"
         if position.best_epoch:
             figures += f"  best MRR {position.best_mrr:.4f}"
         self._advance(position, f"{figures}  {triples / position.seconds:,.0f} triples/s")
 
     def epoch(self, record: Mapping[str, Any], position: Position) -> None:
-        """Show an epoch that ended."""
+        """Show the metrics of a finished epoch."""
         mrr = record["valid"]["all"]["mrr"]
         best = " (best)" if position.best_epoch == position.epoch else ""
         self._say(
@@ -104,22 +104,22 @@ class Reporter:
         self._advance(position, f"MRR {mrr:.4f}  best MRR {position.best_mrr:.4f}")
 
     def stopped(self, number: signal.Signals, position: Position, folder: Path) -> None:
-        """Tell that a signal ended the run, and how it goes on."""
+        """Show that a signal stopped the run, and how to resume it."""
         self._say(
             f"{number.name}: saved after epoch {position.epoch}, step {position.step}; "
-            f"go on with --resume {folder}"
+            f"continue with --resume {folder}"
         )
 
     def already_finished(self, position: Position, config: TrainingConfig) -> None:
-        """Tell that there is nothing to go on with."""
+        """Show that the run is already finished."""
         ended = [f"--{name} than {getattr(config, name)}" for name in position.limits(config)]
         self._say(
-            f"this run is finished, after {counted(position.epoch, 'epoch')}: nothing to do (with more "
-            f"{' and more '.join(ended)} it would go on)"
+            f"this run is finished after {counted(position.epoch, 'epoch')}: to continue it, use more "
+            f"{' and more '.join(ended)}"
         )
 
     def results(self, results: Mapping[str, Any], folder: Path | None) -> None:
-        """Show the test metrics and where the run lies."""
+        """Show the test metrics and the run folder."""
         if self._quiet:
             for name, metrics in _columns(results["test"]).items():
                 figures = "  ".join(
@@ -138,11 +138,11 @@ class Reporter:
             return
         if results["best_epoch"] == results["epochs"]:
             more = 2 * results["epochs"]
-            self._say(f"the last epoch is the best: more may be better, --resume {folder} --epochs {more}")
+            self._say(f"the last epoch is the best: more epochs may help, --resume {folder} --epochs {more}")
         self._say(f"run folder: {folder}")
 
     def seeds(self, several: Sequence[Mapping[str, Any]]) -> None:
-        """Show the mean and the deviation of the test metrics of several runs."""
+        """Show mean and standard deviation of the test metrics of several runs."""
         columns: dict[str, list[Mapping[str, Any]]] = {}
         for results in several:
             for name, metrics in _columns(results["test"]).items():
@@ -158,7 +158,7 @@ class Reporter:
             self._console.print(line, soft_wrap=True)
 
     def _left(self, position: Position) -> str:
-        """How long it takes at most, at the pace since the first step of this process."""
+        """Estimate the longest remaining time, from the pace since the first step of this process."""
         if self._first is None or not self._since:
             return ""
         pace = (time.monotonic() - self._first) / self._since
@@ -183,7 +183,7 @@ class Reporter:
 
 
 def hyperparameters(config: TrainingConfig) -> str:
-    """The hyperparameters that decide a run most, in a line; N3 and negatives where entities are ranked."""
+    """List the most important hyperparameters in one line, with N3 and negatives for entity prediction."""
     values = [
         f"layers {config.layers}",
         f"width {config.dim}",
@@ -196,7 +196,7 @@ def hyperparameters(config: TrainingConfig) -> str:
 
 
 def metrics_table(evaluation: Mapping[str, Any]) -> Table:
-    """A table of `Evaluation.to_dict`: all triples and, where they differ, those of seen entities."""
+    """Make a table of `Evaluation.to_dict`: all triples and, where they differ, triples of seen entities."""
     columns = _columns(evaluation)
     table = Table()
     table.add_names("", 7)
@@ -208,7 +208,7 @@ def metrics_table(evaluation: Mapping[str, Any]) -> Table:
 
 
 def _spread(values: Sequence[float | None]) -> str:
-    """Mean and deviation; a dash where there was nothing to average."""
+    """Format mean and standard deviation, or a dash without values."""
     numbers = [value for value in values if value is not None]
     if not numbers:
         return format_figure(None)
@@ -217,11 +217,11 @@ def _spread(values: Sequence[float | None]) -> str:
 
 
 def format_figure(value: float | None) -> str:
-    """A mean with four decimals; a dash where there was nothing to average."""
+    """Format a mean with four decimals, or a dash without values."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def _columns(evaluation: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The metrics of all triples and, where they differ, of the triples of seen entities."""
+    """Return the metrics of all triples and, where they differ, of the triples of seen entities."""
     every, seen = evaluation["all"], evaluation["seen"]
     return {"all": every} if seen == every else {"all": every, "seen only": seen}

@@ -1,8 +1,8 @@
-"""The folder of a run: what lies in it, and the order of writes that lets a kill strike at any moment.
+"""Run folder: its files, and an order of writes that survives a kill at any moment.
 
-An epoch ends with `metrics.jsonl`, then `last.safetensors`, then (if it is the best) `best.safetensors`.
-A kill in between leaves lines beyond the checkpoint, which are dropped on resume, or a best epoch whose
-weights are still those of `last`, which are written again.
+At the end of an epoch, `metrics.jsonl` is written, then `last.safetensors`, then `best.safetensors` if the
+epoch is the best. After a kill between these writes, a resume drops the lines that are newer than the
+checkpoint. If `last` is the best epoch, the resume writes `best` again.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ FINGERPRINT = "dataset.sha256"
 METRICS = "metrics.jsonl"
 LAST = "last"
 BEST = "best"
-_DATA = "data-"  # and its name: a folder of data that lay in no file
+_DATA = "data-"  # prefix, before the name of the data set: a folder with data that came from memory
 RESULTS = "results.json"
-_LEFTOVER = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}")  # as `replace_file` names them
+_LEFTOVER = re.compile(rf"\..+\.[a-z0-9_]{{8}}{re.escape(TEMPORARY)}")  # names of `replace_file`
 RESULT_FIELDS = {
     *("dataset", "model", "task", "ties", "parameters", "epochs", "best_epoch", "valid", "test", "seconds")
 }
@@ -46,16 +46,16 @@ RESULT_FIELDS = {
 
 @dataclass
 class Position:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        epoch: Epochs completed.
-        step: Steps done of the epoch under way.
+        epoch: Number of finished epochs.
+        step: Number of finished steps of the current epoch.
         loss_sum: Sum of the losses of the triples of these steps.
-        seconds: Time that these steps took.
-        best_mrr: Best validation MRR so far; below every MRR before the first.
-        best_epoch: The epoch that reached it.
-        total_seconds: Time since the run began, validation included, pauses not.
+        seconds: Duration of these steps.
+        best_mrr: Best validation MRR so far. Before the first epoch, a value below every MRR.
+        best_epoch: Epoch with the best validation MRR.
+        total_seconds: Duration of the run with validation, without pauses.
 
     Raises:
         ValueError: A value has the wrong type or is negative.
@@ -73,26 +73,26 @@ class Position:
         for name, value in dataclasses.asdict(self).items():
             kind, least = (int, 0) if name in ("epoch", "step", "best_epoch") else (float, -1.0)
             if type(value) is not kind or value < least:
-                raise ValueError(f"{name}: got {value!r}")
+                raise ValueError(f"{name}: expected {kind.__name__} >= {least}, got {value!r}")
 
     def finished(self, config: TrainingConfig) -> bool:
-        """Whether all epochs are done, or patience is at its end."""
+        """Whether all epochs are done, or the patience is exhausted."""
         return bool(self.limits(config))
 
     def limits(self, config: TrainingConfig) -> list[str]:
-        """Which of "epochs" and "patience" are at their end."""
+        """Return which of "epochs" and "patience" are exhausted."""
         done = {"epochs": self.epoch, "patience": self.epoch - self.best_epoch}
         return [name for name, number in done.items() if number >= getattr(config, name)]
 
 
 class RunFolder:
-    """An open run folder; no other process can open it meanwhile. Use it as a context manager.
+    """An open run folder, locked for other processes. Use it as a context manager.
 
     Attributes:
         path: The folder.
-        config: The configuration saved in it.
-        kept: Whether it stays when the training ends, so that its place is worth showing.
-        world: The processes at work on it, of which the first alone writes all but parts of checkpoints.
+        config: Its saved configuration.
+        kept: Whether the folder remains after the training. Only then its path is shown.
+        world: The processes of the run. The first process writes everything except parts of checkpoints.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class RunFolder:
     def create(
         cls, config: TrainingConfig, name: str, *, data: KnowledgeGraph | None = None, kept: bool = True
     ) -> "RunFolder":
-        """Make the folder of a new run: `config.out`, else one under `runs/` named after `name` and time.
+        """Make the folder of a new run at `config.out`, or under `runs/` with `name` and time.
 
         Args:
-            config: What to save in it.
-            name: That of the data set.
-            data: A data set that lies in no file: it gets a folder in this one, which `config` then names.
+            config: Configuration to save.
+            name: Name of the data set.
+            data: Data set from memory. It is saved in the run folder, and `config` then points to it.
             kept: See the attribute.
 
         Raises:
@@ -121,9 +121,9 @@ class RunFolder:
         """
         path = Path(config.out).expanduser() if config.out is not None else _free_path(config, name)
         if cls.is_at(path):
-            raise InputError(f"{path} holds a run: wanted a new folder (--resume {path} goes on with it)")
+            raise InputError(f"{path}: expected a new folder, got a run: use another, or --resume {path}")
         if (path / STUDY).exists():
-            raise InputError(f"{path} holds a search: wanted a new folder")
+            raise InputError(f"{path}: expected a new folder, got a search: use another folder")
         check_no_file(path, "a new folder")
         inside = _DATA + _readable(name)
         if data is not None:
@@ -137,10 +137,10 @@ class RunFolder:
         if path.is_dir():
             fill(path)
             return cls(path, config, kept)
-        # the folder appears with its configuration in it: at any moment it is no run, or one that resumes
+        # the folder appears together with its configuration: at any moment it is no run or a resumable run
         path.parent.mkdir(parents=True, exist_ok=True)
         staging = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
-        _remove(staging)  # a process of the same number may have been killed here
+        _remove(staging)  # left by a killed process with the same number
         try:
             staging.mkdir()
             fill(staging)
@@ -151,16 +151,16 @@ class RunFolder:
         except OSError as error:
             _remove(staging)
             raise OSError(
-                error.errno, f"cannot be made ({os.strerror(error.errno or 0)})", str(path)
+                error.errno, f"cannot make this folder ({os.strerror(error.errno or 0)})", str(path)
             ) from error
         return cls(path, config, kept)
 
     @classmethod
     def create_or_open(cls, config: TrainingConfig, name: str, *, kept: bool = True) -> "RunFolder":
-        """The folder of a run: that of one with the same settings, if `config.out` holds it, else a new one.
+        """Open the run at `config.out` if it has the same settings, or make a new folder.
 
         Raises:
-            InputError: It holds a run of other settings; see also `create` and `open`.
+            InputError: The folder holds a run with other settings. See also `create` and `open`.
         """
         if config.out is None or not cls.is_at(Path(config.out)):
             return cls.create(config, name, kept=kept)
@@ -169,14 +169,14 @@ class RunFolder:
             before, now = getattr(run.config, setting), getattr(config, setting)
             more = setting in ("epochs", "patience")
             if now != before and not (more and now > before):
-                found = f"{run.path} holds a run with {setting} {before}, got {now}"
-                wanted = "as many or more" if more else "the same"
-                raise InputError(f"{found}: wanted {wanted}, or another folder")
+                found = f"{run.path}: expected {setting}"
+                wanted = f"at least {before}" if more else f"{before}"
+                raise InputError(f"{found} {wanted} of its run, got {now}: use this value or another folder")
         return run
 
     @staticmethod
     def is_at(path: Path) -> bool:
-        """Whether a folder is that of a run."""
+        """Whether the folder contains a run."""
         return (path.expanduser() / CONFIG).exists()
 
     @classmethod
@@ -184,11 +184,11 @@ class RunFolder:
         """Open the folder of an earlier run.
 
         Raises:
-            InputError: It holds no run, or its configuration is damaged.
+            InputError: The folder holds no run, or its configuration is damaged.
         """
         file = path / CONFIG
         if not file.is_file():
-            raise InputError(f"{path} holds no run: there is no {CONFIG} in it")
+            raise InputError(f"{path}: expected a run folder, got no {CONFIG} in it")
         try:
             return cls(path, TrainingConfig.from_json(file.read_text(encoding="utf-8")))
         except ValueError as error:
@@ -196,7 +196,7 @@ class RunFolder:
 
     @classmethod
     def of_all(cls, world: World, make: Callable[[], "RunFolder"]) -> "RunFolder":
-        """The folder that the first process makes or opens, for each that is at work on it."""
+        """Make or open the folder in the first process, and share it with all processes."""
         made = make() if world.first else None
         if made is not None and world.ranks == 1:
             made.world = world
@@ -206,7 +206,7 @@ class RunFolder:
 
     @property
     def shown(self) -> Path | None:
-        """Its place, if it is kept."""
+        """The folder if it is kept, else None."""
         return self.path if self.kept else None
 
     def __enter__(self) -> "RunFolder":
@@ -225,10 +225,10 @@ class RunFolder:
             os.close(self._lock)
 
     def load_dataset(self, config: TrainingConfig) -> KnowledgeGraph:
-        """The run's data set, from where `config` says that it lies now.
+        """Load the run's data set from the place in `config`.
 
         Raises:
-            InputError: It is not there, or its files are wrong.
+            InputError: The data set is missing, or its files are wrong.
         """
         if config.dataset != self.config.dataset or dataset_key(config.dataset) is not None:
             places = [Path(config.dataset)]
@@ -236,8 +236,8 @@ class RunFolder:
             places = [place for place in self._places(Path(config.dataset)) if place.exists()]
         if not places:
             raise InputError(
-                f"{self.path}: its data set was {config.dataset}, which is not there now: "
-                "wanted its new place, with --dataset"
+                f"{self.path}: expected the run's data set at {config.dataset}, got nothing there: "
+                "give its new place with --dataset"
             )
         for place in places:
             data = load_dataset(str(place), **config.reading())
@@ -248,7 +248,7 @@ class RunFolder:
         return data
 
     def _places(self, known: Path) -> Iterator[Path]:
-        """Where the run's data set may lie: data at hand lie in the run's own folder, or its search's."""
+        """Yield possible places of the data set. Data from memory lies in the folder of the run or search."""
         yield known
         path = self.path.expanduser().absolute()
         yield path / known.name
@@ -257,21 +257,21 @@ class RunFolder:
 
     @staticmethod
     def is_of(path: Path, data: KnowledgeGraph | ShardData) -> bool:
-        """Whether the run in a folder began on a data set, or on none yet."""
+        """Whether the run in a folder uses this data set, or has not started yet."""
         file = path / FINGERPRINT
         return not file.exists() or file.read_bytes().strip() == data.fingerprint.encode()
 
     def update(self, config: TrainingConfig) -> None:
-        """Save the configuration of a run that goes on with other flags."""
+        """Save the configuration of a run that resumes with other flags."""
         if config.saved() != self.config.saved():
             self._write(CONFIG, config.to_json())
         self.config = config
 
     def claim(self, data: KnowledgeGraph | ShardData) -> None:
-        """Note whose run this is, before anything is saved: a run goes on with its own data set alone.
+        """Save the fingerprint of the data set first. A run resumes only with the same data set.
 
         Raises:
-            InputError: It is that of another data set.
+            InputError: The run started with another data set.
         """
         if not self.world.first:
             return
@@ -279,7 +279,7 @@ class RunFolder:
         if not file.exists():
             replace_text(file, data.fingerprint + "\n")
         elif not self.is_of(self.path, data):
-            raise InputError(f"{file}: the run began on another data set than {data.name}: wanted that one")
+            raise InputError(f"{file}: expected the run's own data set, got another one, {data.name}")
 
     def write_id_maps(self, data: KnowledgeGraph | ShardData) -> None:
         """Write the names of entities and relations as `id<TAB>name` lines."""
@@ -288,7 +288,7 @@ class RunFolder:
             self._write("relations.tsv", id_map(data.relations))
 
     def read_metrics(self, epochs: int) -> list[dict[str, Any]]:
-        """The records of the first `epochs` epochs; lines after them are dropped from the file too.
+        """Read the records of the first `epochs` epochs. Later lines are removed from the file.
 
         Raises:
             InputError: A line of these epochs is missing or damaged.
@@ -304,39 +304,39 @@ class RunFolder:
         except (ValueError, TypeError, KeyError):
             complete = False
         if not complete:
-            raise InputError(f"{file}: wanted one line for each of the epochs 1 to {epochs}")
+            raise InputError(f"{file}: expected one line per epoch from 1 to {epochs}, got other lines")
         if len(lines) > epochs:
             self.write_metrics(records)
         return records
 
     def write_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write one JSON line an epoch."""
+        """Write one JSON line per epoch."""
         self._write(METRICS, "".join(json.dumps(record) + "\n" for record in records))
 
     def save_last(
         self, tensors: Mapping[str, Tensor], position: Position, fingerprint: str, **notes: Any
     ) -> None:
-        """Save everything that going on needs."""
+        """Save the state that a resume needs."""
         notes["position"] = dataclasses.asdict(position)
         self._save(LAST, tensors, f"{position.epoch}-{position.step}", fingerprint, notes)
 
     def load_last(
         self, fingerprint: str, rows: Ids | None = None
     ) -> tuple[dict[str, Tensor], Position, dict[str, Any]] | None:
-        """What `save_last` saved; None before the first time.
+        """Load the state of `save_last`. None before the first save.
 
         Args:
-            fingerprint: That of the data set.
-            rows: The entities whose rows are wanted; None for all.
+            fingerprint: Fingerprint of the data set.
+            rows: Entities to load. None loads all.
 
         Raises:
-            InputError: It is gone, though there was one; see also `load_checkpoint`.
+            InputError: The checkpoint is missing although it was saved before. See also `load_checkpoint`.
         """
         if not parts.exists(self.path, LAST):
             if parts.exists(self.path, BEST):
                 raise InputError(
-                    f"{self.path}: its {LAST}.safetensors is gone, without which a run cannot go on; "
-                    f"{BEST}.safetensors predicts and ranks as before"
+                    f"{self.path}: expected {LAST}.safetensors to resume the run, got no such file; "
+                    f"predictions need only {BEST}.safetensors"
                 )
             return None
         tensors, notes = parts.load(self.path, LAST, config=self.config, fingerprint=fingerprint, rows=rows)
@@ -344,43 +344,43 @@ class RunFolder:
             return tensors, Position(**notes["position"]), notes
         except (KeyError, TypeError, ValueError) as error:
             file = self.path / f"{LAST}.safetensors"
-            raise InputError(f"{file}: damaged: it does not say where the run stands") from error
+            raise InputError(f"{file}: expected the position of the run, got a damaged file") from error
 
     def save_best(self, weights: Mapping[str, Tensor], position: Position, fingerprint: str) -> None:
-        """Save the weights of the best epoch so far, under the model's own names."""
+        """Save the weights of the best epoch so far, under the names in the model."""
         notes = {"epoch": position.best_epoch, "valid_mrr": position.best_mrr}
         self._save(BEST, weights, str(position.best_epoch), fingerprint, notes)
 
     def load_best(self, epoch: int, fingerprint: str, rows: Ids | None = None) -> dict[str, Tensor]:
-        """The weights of the best epoch; `rows` as in `load_last`.
+        """Load the weights of the best epoch. `rows` is as in `load_last`.
 
         Raises:
-            InputError: They are not those of `epoch`; see also `load_checkpoint`.
+            InputError: The weights belong to another epoch than `epoch`. See also `load_checkpoint`.
         """
         weights, notes = parts.load(self.path, BEST, config=self.config, fingerprint=fingerprint, rows=rows)
         if notes.get("epoch") != epoch:
             raise InputError(
-                f"{self.path / BEST}.safetensors: got the weights of epoch {notes.get('epoch')}, "
-                f"wanted {epoch}"
+                f"{self.path / BEST}.safetensors: expected the weights of epoch {epoch}, "
+                f"got epoch {notes.get('epoch')}"
             )
         return weights
 
     def load_weights(self, fingerprint: str) -> dict[str, Tensor]:
-        """The weights of the best epoch so far, whichever it is.
+        """Load the weights of the best epoch so far.
 
         Raises:
-            InputError: No epoch has ended yet; see also `load_checkpoint`.
+            InputError: No epoch has ended yet. See also `load_checkpoint`.
         """
         if not parts.exists(self.path, BEST):
-            raise InputError(f"{self.path} holds no weights yet: wanted a run with an epoch behind it")
+            raise InputError(f"{self.path}: expected weights of a finished epoch, got none: resume the run")
         return parts.load(self.path, BEST, config=self.config, fingerprint=fingerprint)[0]
 
     def write_results(self, results: Mapping[str, Any]) -> None:
-        """Write the final figures: with them the run is finished."""
+        """Write the final results. They mark the run as finished."""
         self._write(RESULTS, json.dumps(results, indent=2) + "\n")
 
     def read_results(self) -> dict[str, Any] | None:
-        """The final figures; None while the run is not finished.
+        """Read the final results. None for an unfinished run.
 
         Raises:
             InputError: The file is damaged.
@@ -391,21 +391,21 @@ class RunFolder:
         try:
             results = parse_json(file.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise InputError(f"{file}: damaged: {error}") from error
+            raise InputError(f"{file}: expected JSON, got a damaged file: {error}") from error
         if not isinstance(results, dict):
-            raise InputError(f"{file}: damaged: got a JSON {type(results).__name__}, wanted an object")
+            raise InputError(f"{file}: expected a JSON object, got a JSON {type(results).__name__}")
         try:
             for part in ("all", "seen"):
                 RankMetrics(**results["test"][part])
             missing = RESULT_FIELDS - results.keys()
         except (KeyError, TypeError) as error:
-            raise InputError(f"{file}: damaged: it lacks test metrics") from error
+            raise InputError(f"{file}: expected test metrics, got a damaged file") from error
         if missing:
-            raise InputError(f"{file}: damaged: it lacks {', '.join(sorted(missing))}")
+            raise InputError(f"{file}: expected all results, got none for {', '.join(sorted(missing))}")
         return results
 
     def drop_results(self) -> None:
-        """Forget the final figures: a finished run goes on with more epochs."""
+        """Delete the final results, because a finished run continues with more epochs."""
         if self.world.first:
             (self.path / RESULTS).unlink(missing_ok=True)
 
@@ -421,7 +421,7 @@ class RunFolder:
         fingerprint: str,
         notes: Mapping[str, Any],
     ) -> None:
-        """Save tensors in one file, or those of a rank as its part."""
+        """Save tensors in one file, or a rank's tensors as its part."""
         more: dict[str, Any] = {"config": self.config, "fingerprint": fingerprint, "notes": notes}
         if parts.ROWS in tensors:
             parts.save_part(self.path, stem, tensors, tag, self.world, **more)
@@ -430,7 +430,7 @@ class RunFolder:
 
 
 def _remove(leftover: Path) -> None:
-    """Remove what a killed process left, if it is there; of a link the link alone."""
+    """Remove the leftover of a killed process if it exists. For a link, remove only the link."""
     if leftover.is_dir() and not leftover.is_symlink():
         shutil.rmtree(leftover)
     else:
@@ -438,12 +438,12 @@ def _remove(leftover: Path) -> None:
 
 
 def _readable(name: str) -> str:
-    """A name as a part of a file's."""
+    """Turn a name into a part of a file name."""
     return re.sub(r"[^\w.-]+", "-", name)
 
 
 def _free_path(config: TrainingConfig, name: str) -> Path:
-    """A folder under `runs/` that is not there yet."""
+    """Return a new folder under `runs/`."""
     stem = f"{_readable(f'{name}-{config.title}')}-{time.strftime('%Y%m%d-%H%M%S')}"
     candidates = (Path("runs") / (stem if n == 1 else f"{stem}-{n}") for n in count(1))
     return next(path for path in candidates if not path.exists())

@@ -1,4 +1,4 @@
-"""Where a run computes, and where its random numbers come from."""
+"""Device and random numbers of a run."""
 
 import os
 import platform
@@ -14,15 +14,16 @@ from torch import Tensor
 from lightcake_fast.errors import InputError
 
 ANSWERS_TOGETHER = 16
-DEVICE = "LIGHTCAKE_FAST_DEVICE"  # environment variable: the device that "auto" stands for
+DEVICE = "LIGHTCAKE_FAST_DEVICE"  # environment variable: the device for "auto"
 
 
 @contextmanager
 def own_numerics() -> Iterator[None]:
-    """Compute as the commands do inside a `with` block, whatever the caller has set.
+    """Compute inside a `with` block as the commands do, independent of the caller's settings.
 
-    Without autocast, in float32 and on the CPU where nothing else is said, with denormals flushed in this
-    thread and those that it starts: decayed weights sink to them, and they are several times slower.
+    Autocast is off. Tensors without device or type are float32 on the CPU. Denormals are flushed to zero in
+    this thread and in the threads that it starts. Decayed weights become denormal, and denormals are several
+    times slower.
     """
     flushed = (torch.tensor(1e-40, dtype=torch.float32, device="cpu") * 1).item() == 0
     dtype, device = torch.get_default_dtype(), torch.get_default_device()
@@ -40,22 +41,22 @@ def own_numerics() -> Iterator[None]:
 
 
 def epoch_order(seed: int, epoch: int, count: int) -> Tensor:
-    """The order of the `count` training triples in an epoch, int64 `[T]`: the same on every device."""
+    """Return the order of the `count` training triples in an epoch, int64 `(T,)`, equal on every device."""
     generator = torch.Generator().manual_seed(mixed_seed(seed, epoch))
     return torch.randperm(count, generator=generator)
 
 
 def question_order(seed: int, epoch: int, heads: Tensor, relations: Tensor) -> Tensor:
-    """The order of the context triples in an epoch, by the questions (h, r, ?) that they answer.
+    """Return the order of the context triples in an epoch, grouped by their questions (h, r, ?).
 
-    `ANSWERS_TOGETHER` answers of a question follow one another, and are scored once; which of them do, and
-    all else, is left to chance. More of them would hide a large part of an entity's context at once.
+    Up to `ANSWERS_TOGETHER` answers of a question follow one another, and the question is scored once for
+    them. Everything else is random. Larger groups would mask a large part of an entity's context at once.
 
     Args:
-        seed: The run's.
-        epoch: The epoch.
-        heads: int64 `(E,)` in CPU memory, of the context triples.
-        relations: int64 `(E,)`, likewise.
+        seed: Seed of the run.
+        epoch: Number of the epoch.
+        heads: int64 `(E,)` in CPU memory, heads of the context triples.
+        relations: int64 `(E,)` in CPU memory, relations of the context triples.
 
     Returns:
         int64 `(E,)`, the same on every device.
@@ -64,7 +65,7 @@ def question_order(seed: int, epoch: int, heads: Tensor, relations: Tensor) -> T
     keys = (heads * (relations.max() + 1)).add_(relations)[order]
     keys, place = keys.sort(stable=True)
     order = order[place]
-    del place  # of a large graph each of these takes a part of the memory that there is
+    del place  # for a large graph, each of these tensors needs a part of the available memory
     first = torch.ones(len(keys), dtype=torch.bool)
     torch.ne(keys[1:], keys[:-1], out=first[1:])
     del keys
@@ -78,15 +79,15 @@ def question_order(seed: int, epoch: int, heads: Tensor, relations: Tensor) -> T
 
 
 def mixed_seed(*numbers: int) -> int:
-    """One seed from several numbers, far from those of neighbouring numbers."""
+    """Hash several numbers into one seed. Neighboring numbers give unrelated seeds."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that `--device` names; what "auto" stands for, the environment may say.
+    """Return the device for `--device`. `LIGHTCAKE_FAST_DEVICE` in the environment can replace "auto".
 
     Raises:
-        InputError: It is unknown or not there.
+        InputError: The device is unknown or missing.
     """
     if name == "auto":
         name = os.environ.get(DEVICE) or name
@@ -95,19 +96,19 @@ def resolve_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise InputError(f"device: got {name!r}, wanted auto, cpu, cuda or cuda:N") from error
+        raise InputError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from error
     if device.type not in ("cpu", "cuda"):
-        raise InputError(f"device: got {name!r}, wanted auto, cpu, cuda or cuda:N")
+        raise InputError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device: got {name!r}, but there are {torch.cuda.device_count()} GPUs here")
+        raise InputError(f"device: expected one of {torch.cuda.device_count()} GPUs, got {name!r}")
     return device
 
 
 def device_name(device: torch.device) -> str:
-    """The device as reports name it: a GPU by its name, a CPU by its model and the threads in use."""
+    """Name the device for reports: the name of the GPU, or the model of the CPU and the number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")  # Linux tells the model nowhere else, and not on every architecture
+    info = Path("/proc/cpuinfo")  # Linux gives the model only here, and not on every architecture
     model = re.search("model name\\s*: (.+)", info.read_text()) if info.is_file() else None
     name = model[1] if model else platform.processor() or platform.machine()
     threads = torch.get_num_threads()

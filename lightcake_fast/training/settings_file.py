@@ -1,4 +1,4 @@
-"""Settings from a file: TOML, or the configuration that a run saved."""
+"""Settings from a file: TOML, or the saved configuration of a run."""
 
 import sys
 from dataclasses import MISSING
@@ -16,10 +16,10 @@ else:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file, or in a JSON file such as a run's `config.json`, by field.
+    """Read the settings of a TOML file, or of a JSON file such as a saved `config.json`, by field.
 
     Raises:
-        InputError: It cannot be read, or has a field that there is not; values are left to `TrainingConfig`.
+        InputError: The file cannot be read or has an unknown field. `TrainingConfig` checks the values.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -27,12 +27,12 @@ def read_settings(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: {error}") from error
     if not isinstance(values, dict):
-        raise InputError(f"{path}: got a JSON {type(values).__name__}, wanted an object")
+        raise InputError(f"{path}: expected a JSON object, got a JSON {type(values).__name__}")
     values = {name.replace("-", "_"): value for name, value in values.items()}
     known = [field.name for field, flag, _ in fields() if flag.saved]
     for name in values:
         if name not in known:
-            raise InputError(f"{path}: there is no setting {name!r}{did_you_mean(name, known)}")
+            raise InputError(f"{path}: expected names of settings, got {name!r}{did_you_mean(name, known)}")
     if path.suffix == ".json" and all(f.name in values for f, _, _ in fields() if f.default is MISSING):
-        return {name: value for name, value in complete(values).items() if name in known}  # of an older run
+        return {name: value for name, value in complete(values).items() if name in known}  # older run
     return values

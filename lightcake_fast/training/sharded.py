@@ -1,4 +1,4 @@
-"""A model on a rank's share of a data set: the same training as in one process, divided among several."""
+"""Training of one model by several processes, each on its share of the data set."""
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -36,45 +36,45 @@ from lightcake_fast.training.runtime import epoch_order, mixed_seed, resolve_dev
 from lightcake_fast.training.sharded_entities import ShardedQuestions
 from lightcake_fast.training.step import EntityStep, TrainingStep, entities_compared
 
-SMALL = 250_000  # training triples of a process: with fewer, two took longer than one (docs/scale.md)
+SMALL = 250_000  # training triples per process: with fewer, two processes took longer (docs/scale.md)
 
 
 def check_sharded(config: TrainingConfig) -> None:
-    """Refuse what several processes cannot do.
+    """Reject settings that several processes cannot use.
 
     Raises:
-        InputError: A CUDA graph is asked for.
+        InputError: The configuration asks for a CUDA graph.
     """
     if config.cuda_graph == "on":
-        raise InputError("cuda_graph: got 'on' under torchrun, wanted 'auto' or 'off'")
+        raise InputError("cuda_graph: expected 'auto' or 'off' under torchrun, got 'on'")
 
 
 def with_partition(explicit: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Settings with the data set of the partition that they name.
+    """Add the data set of the partition that the settings name.
 
     Raises:
-        InputError: They name another data set, or there is no such partition.
+        InputError: The settings name another data set, or the partition does not exist.
     """
     if explicit.get("partition") is None:
         return explicit
     source = read_index(Path(explicit["partition"]).expanduser())["source"]
     for name, value in source.items():
         if name in explicit and explicit[name] != value:
-            raise InputError(f"{name}: got {explicit[name]!r} with a partition of {value!r}, wanted that")
+            raise InputError(f"{name}: expected {value!r}, as in the partition, got {explicit[name]!r}")
     new = "resume" not in explicit
     return {**explicit, **{name: value for name, value in source.items() if new and value is not None}}
 
 
 def load_share(config: TrainingConfig, world: World, whole: Callable[[], KnowledgeGraph]) -> ShardData:
-    """This process's share of the run's data set.
+    """Load this process's share of the run's data set.
 
     Args:
-        config: Of the run; it may name a partition.
+        config: Configuration of the run. It may name a partition.
         world: All processes.
-        whole: Loads the data set, where there is no partition of it.
+        whole: Function that loads the data set if there is no partition.
 
     Raises:
-        InputError: The partition is for another number of processes, missing or damaged; or see `whole`.
+        InputError: The partition is missing, damaged, or for another number of processes. See also `whole`.
     """
     check_sharded(config)
     if config.partition is not None:
@@ -93,27 +93,27 @@ def load_share(config: TrainingConfig, world: World, whole: Callable[[], Knowled
 
 
 class ShardedExperiment:
-    """What `Experiment` is, for one of the ranks that train together; all must call its methods.
+    """`Experiment` for one of several ranks that train one model. All ranks must call its methods together.
 
-    For relations a batch's triples are scored where their heads live, by the rows that their tails' owners
-    send; for entities see `ShardedQuestions`. What training drops is drawn by the numbers of rows and
-    triples: any number of ranks draws the same.
+    For relation prediction, a triple is scored on the rank of its head. The rank of the tail sends its row.
+    For entity prediction see `ShardedQuestions`. Dropout draws depend on the numbers of rows and triples.
+    They are therefore the same for any number of ranks.
 
     Args:
-        config: The run's configuration.
-        data: The rank's share of the data set.
+        config: Configuration of the run.
+        data: This rank's share of the data set.
         world: All ranks.
 
     Attributes:
-        config: As given.
-        data: As given.
-        world: As given.
-        device: Where this rank computes.
-        generator: Source of the initial weights, those of one process on a CPU.
-        model: With this rank's own entity rows; all other weights are the same on all ranks.
-        by_entity: The names of the weights that have a row per entity.
-        questions: Those of a run that ranks entities, else None.
-        randomness: What a checkpoint's random state belongs to.
+        config: The given configuration.
+        data: The given share.
+        world: The given ranks.
+        device: Device of this rank.
+        generator: Random generator of the initial weights, the same as for one process on a CPU.
+        model: Model with this rank's entity rows. All other weights are the same on all ranks.
+        by_entity: Names of the weights with one row per entity.
+        questions: Questions of entity prediction, else None.
+        randomness: Kind of random state in a checkpoint.
     """
 
     randomness = "numbered"
@@ -135,7 +135,7 @@ class ShardedExperiment:
 
     @property
     def parameters(self) -> int:
-        """The numbers that the model learns, on all ranks."""
+        """Number of learned parameters on all ranks."""
         return sum(
             self.data.num_entities * weight.shape[1:].numel() if name in self.by_entity else weight.numel()
             for name, weight in self.model.named_parameters()
@@ -147,7 +147,7 @@ class ShardedExperiment:
         return ShardedStep(self) if self.questions is None else ShardedEntityStep(self, self.questions)
 
     def epoch(self, number: int) -> tuple[Tensor, ...]:
-        """Begin epoch 0, 1, ..., in the order of one process (see `Experiment.epoch`)."""
+        """Start epoch 0, 1, ..., with the order of a single process (see `Experiment.epoch`)."""
         self.step.start_epoch(number)
         if self.questions is not None:
             return torch.split(self.questions.order(self.config.seed, number), 2 * self.config.batch_size)
@@ -155,27 +155,27 @@ class ShardedExperiment:
         return torch.split(order, self.config.batch_size)
 
     def advance(self, batch: Tensor) -> None:
-        """Step on a batch, numbers of the training triples of all ranks, or of context triples."""
+        """Run a step on a batch: numbers of all ranks' training triples, or of context triples."""
         self.model.train()
         self.step(batch)
 
     def loss_sum(self) -> float:
-        """The losses of all triples since the epoch began, on all ranks."""
+        """Return the sum of the losses of this epoch's triples so far, on all ranks."""
         return self.world.add(self.step.loss_sum.detach().cpu().clone()).item()
 
     @torch.no_grad()
     def evaluate(self, split: str) -> Evaluation:
-        """The metrics of a split, with the whole training graph as context.
+        """Return the metrics of a split, with the whole training graph as context.
 
         Raises:
-            NonFiniteScoresError: A score is NaN or infinite, on whatever rank.
+            NonFiniteScoresError: A score is NaN or infinite on any rank.
         """
         self.model.eval()
         tables = self.model.refine_shard(self.shard, None, None, self.config.backend)
         if self.questions is not None:
             return self.questions.evaluate(split, tables, self.config.ties)
         held, count = self.data.splits[split], self.data.counts[split]
-        found = torch.zeros(count, 2, dtype=torch.float64)  # ranks, and whether both ends were seen
+        found = torch.zeros(count, 2, dtype=torch.float64)  # columns: rank; 1 if both entities are seen
         block = pairs_per_block(self.model.entries)
         for start in range(0, count, block):
             numbers = np.arange(start, min(start + block, count))
@@ -196,16 +196,16 @@ class ShardedExperiment:
     def scores(
         self, tables: tuple[Tensor, Tensor], held: HeldTriples, places: Ids
     ) -> tuple[Ids, Tensor, Tensor]:
-        """Score the relations of held triples where their heads live.
+        """Score the relations of held triples on the ranks of their heads.
 
         Args:
             tables: Refined own rows and relations.
             held: Triples of a split.
-            places: Those to score: on all ranks the same triples, in one order.
+            places: Triples to score, the same triples in the same order on all ranks.
 
         Returns:
-            The places of the triples whose head is own; their scores `(A, R)`; bool `(A,)`, whether both ends
-            have a training triple.
+            The places of the triples with an own head. Their scores `(A, R)`. Bool `(A,)`: whether both
+            entities have a training triple.
         """
         mine, heads, tails, joined, seen = self._met(tables[0], held, places, None)
         return mine, self.model.pair_scores(heads, tails, tables[1], joined), seen
@@ -218,9 +218,9 @@ class ShardedExperiment:
         draws: NumberedDraws,
         label_smoothing: float,
     ) -> Tensor:
-        """The sum of the losses of those training triples whose head is own.
+        """Return the sum of the losses of the training triples with an own head.
 
-        Arguments as in `scores`; `draws` says which triples are replaced by unknown ones.
+        The arguments are as in `scores`. `draws` selects the triples that use unknown entities.
         """
         mine, heads, tails, joined, _ = self._met(tables[0], held, places, draws)
         targets = torch.from_numpy(held.triples[mine, 1]).to(self.device)
@@ -229,7 +229,7 @@ class ShardedExperiment:
     def _met(
         self, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None
     ) -> tuple[Ids, Tensor, Tensor, Tensor | None, Tensor]:
-        """Of triples whose head is own: places, rows of head, tail and links, and whether both were seen."""
+        """Places, rows of head and tail, joined evidence, and seen flags of triples with an own head."""
         meeting = Meeting.of(held, places, self.data.layout)
         heads, no_head, head_evidence = self._side("head", entities, held, meeting.heads, draws)
         tails, no_tail, tail_evidence = self._side("tail", entities, held, meeting.tails, draws)
@@ -249,7 +249,7 @@ class ShardedExperiment:
     def _side(
         self, side: str, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None
     ) -> tuple[Tensor, Tensor, Any]:
-        """Rows of one side of triples, which of them are unknown, and their evidence."""
+        """Rows of one side of triples, mask of unknown entities, and evidence."""
         column = 0 if side == "head" else 1
         pairs, targets = self._pairs(held, places, draws is not None)
         rows = functional.embedding(pairs[:, column], entities)
@@ -265,17 +265,18 @@ class ShardedExperiment:
         return rows, unknown, evidence
 
     def _pairs(self, held: HeldTriples, places: Ids, training: bool) -> tuple[Tensor, Tensor | None]:
-        """Local rows of head and tail, and in training the relation, which is left out of the evidence."""
+        """Local rows of head and tail. In training also the relation, which the evidence must not contain."""
         triples = held.triples[places]
         pairs = torch.from_numpy(self.data.layout.local(triples[:, ::2])).to(self.device)
         return pairs, torch.from_numpy(triples[:, 1].copy()).to(self.device) if training else None
 
     def _paths(self, held: HeldTriples, places: Ids, training: bool) -> PathKinds | None:
-        """The paths of triples whose head is own, if the model reads them."""
+        """Paths of triples with an own head, if the model uses paths."""
         if self.model.paths is None:
             return None
         if training:
-            # not a cached property: its lock would be held while others, here threads, are waited for
+            # not a cached property: its lock would stay held while this thread waits for the other ranks'
+            # threads
             self._in_training = self._in_training or self._paths_in_training()
             counts, pair = self._in_training
             found = counts.of(torch.from_numpy(pair[places]))
@@ -284,7 +285,7 @@ class ShardedExperiment:
         return found.to(self.device).weighed(self.model.entities.dtype)
 
     def _paths_in_training(self) -> tuple[PathCounts, Ids]:
-        """Those of the distinct pairs of training triples whose head is own, and which of them is each's."""
+        """Paths of the distinct training pairs with an own head, and the pair number of each triple."""
         held = self.data.splits["train"]
         own = np.flatnonzero(held.owners[:, 0] == self.data.layout.rank)
         heads, _, tails = held.triples[own].T
@@ -311,7 +312,7 @@ class ShardedExperiment:
 
 
 class ShardedStep(TrainingStep):
-    """`TrainingStep` of one rank: its loss is the share of the triples whose heads are its own."""
+    """`TrainingStep` of one rank. Its loss covers the triples with an own head."""
 
     def __init__(self, experiment: ShardedExperiment) -> None:
         super().__init__(experiment.model, experiment.shard.graph, experiment.config, experiment.generator)
@@ -324,7 +325,7 @@ class ShardedStep(TrainingStep):
         self._epoch = epoch
 
     def _loss(self, batch: Tensor) -> Tensor:
-        """This rank's share of the mean loss of a batch, numbers of the training triples of all ranks."""
+        """Return this rank's share of the mean loss of a batch: numbers of all ranks' training triples."""
         one = self._experiment
         held = one.data.splits["train"]
         places = held.places(batch.numpy())
@@ -332,8 +333,8 @@ class ShardedStep(TrainingStep):
         return one.loss(tables, held, places, self._draws, self._config.label_smoothing) / len(batch)
 
     def _refined_shard(self, batch: Tensor, places: Ids) -> tuple[Tensor, Tensor]:
-        """Own rows and relations, without the triples held at some places in the context, if so wanted."""
-        # a batch is known by its first triple, which no other batch of the epoch has
+        """Refine own rows and relations. If configured, mask the triples at these places in the context."""
+        # the first triple identifies a batch: it is in only one batch of the epoch
         self._draws.seed(self._config.seed, self._epoch, int(batch[0]))
         mask = None
         if self._config.mask_targets:
@@ -341,7 +342,7 @@ class ShardedStep(TrainingStep):
         return self._model.refine_shard(self._experiment.shard, mask, self._draws, self._config.backend)
 
     def _add_shares(self) -> None:
-        """Give the weights that all ranks have the sum of the ranks' gradients, in one message."""
+        """Sum the gradients of the replicated weights over all ranks, in one message."""
         shared = [
             weight.grad
             for name, weight in self._model.named_parameters()
@@ -353,7 +354,7 @@ class ShardedStep(TrainingStep):
 
 
 class ShardedEntityStep(ShardedStep):
-    """`EntityStep` of one rank: its loss is the share of its own answers and of its own entities' scores."""
+    """`EntityStep` of one rank. Its loss covers the answers and the entities that it owns."""
 
     weight = EntityStep.weight
 
@@ -362,7 +363,7 @@ class ShardedEntityStep(ShardedStep):
         self._questions = questions
 
     def _loss(self, batch: Tensor) -> Tensor:
-        """This rank's share of the mean loss of a batch, numbers of the context triples of all ranks."""
+        """Return this rank's share of the mean loss of a batch: numbers of all ranks' context triples."""
         one = self._experiment
         asked, answers = self._questions.of(batch)
         places = one.data.splits["train"].places((batch % one.data.num_train).numpy())

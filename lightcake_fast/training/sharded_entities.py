@@ -1,7 +1,7 @@
-"""Entities ranked by several processes: each compares every question with the entities that it owns.
+"""Entity prediction by several processes. Each rank compares every question with the entities that it owns.
 
-A question is known by the row of its entity, which comes from its owner to all. What each rank adds up over
-its own entities, the exponentials of a softmax or those that rank above an answer, is added up over ranks.
+The rank of a question's entity sends the entity's row to all ranks. Each rank sums over its entities: the
+exponentials of a softmax, or the entities that rank above an answer. The sums are then added over the ranks.
 """
 
 from functools import cached_property
@@ -43,26 +43,26 @@ Tables = tuple[Tensor, Tensor]  # refined own rows (n, d) and relations (2R, d)
 
 
 class ShardedQuestions:
-    """Questions (h, r, ?) and (t, r + R, ?) to the entities of all ranks; all must call its methods.
+    """Questions (h, r, ?) and (t, r + R, ?) about the entities of all ranks. All ranks must call its methods.
 
     Args:
-        model: With the rank's own entity rows.
-        data: The rank's share of the data set.
+        model: Model with this rank's entity rows.
+        data: This rank's share of the data set.
         world: All ranks.
-        device: Where this rank computes.
+        device: Device of this rank.
     """
 
     def __init__(self, model: RelationModel, data: ShardData, world: World, device: torch.device) -> None:
         self._model, self._data, self._world, self._device = model, data, world, device
-        self._train = self._whole("train").astype(np.int32)  # all of them, 12 bytes each
+        self._train = self._whole("train").astype(np.int32)  # triples of all ranks, 12 bytes per triple
 
     def order(self, seed: int, epoch: int) -> Tensor:
-        """The order of all ranks' context triples in an epoch, int64 (2T,) (see `question_order`)."""
+        """Return the order of all ranks' context triples in an epoch, int64 (2T,) (see `question_order`)."""
         asked, _ = both_sides(self._train.astype(np.int64), self._data.num_relations)
         return question_order(seed, epoch, *torch.from_numpy(asked).unbind(1))
 
     def of(self, batch: Tensor) -> tuple[Tensor, Tensor]:
-        """Questions, int64 (B, 2), and answers, int64 (B,), of context triples by their numbers (B,)."""
+        """Return questions, int64 (B, 2), and answers, int64 (B,), of context triples with numbers (B,)."""
         places, turned = batch % len(self._train), batch >= len(self._train)
         asked, answers = both_sides(self._train[places.numpy()].astype(np.int64), self._data.num_relations)
         which = torch.arange(len(batch)) + turned * len(batch)
@@ -77,18 +77,18 @@ class ShardedQuestions:
         label_smoothing: float,
         n3: float,
     ) -> Tensor:
-        """This rank's share of the mean loss of answers.
+        """Return this rank's share of the mean loss of answers.
 
         Args:
             tables: Refined own rows and relations.
-            asked: int64 (M, 2), a question for each answer, in CPU memory; the same on all ranks.
-            answers: int64 (M,), likewise.
-            compared: int64, the entities among which answers are sought, ascending; None for all.
+            asked: int64 (M, 2) in CPU memory, a question per answer. The same on all ranks.
+            answers: int64 (M,) in CPU memory. The same on all ranks.
+            compared: int64, ascending, the entities to compare with. None for all.
             label_smoothing: As in `RelationModel.entity_loss`.
-            n3: The share of the cubed moduli of head, relation and tail.
+            n3: Coefficient of the cubed moduli of head, relation and tail.
 
         Returns:
-            A scalar; the shares of all ranks add up to the loss of one process.
+            A scalar. The sum over all ranks is the loss of a single process.
         """
         asked_once, question = distinct_questions(asked[:, 0], asked[:, 1], 2 * self._data.num_relations)
         own = tables[0] if compared is None else functional.embedding(self._own(compared)[1], tables[0])
@@ -96,7 +96,7 @@ class ShardedQuestions:
         questions, heads = self._ask(tables, asked_once, self._spread(own, count))
         if len(own):
             log_sums, sums = questions.log_sums(own)
-        else:  # nothing to compare with here, but the others wait for the gradient of the rows that they sent
+        else:  # nothing to compare with here, but the other ranks wait for the gradients of their rows
             sums = 0 * heads.sum(1)
             log_sums = sums - torch.inf
         question = question.to(self._device)
@@ -116,10 +116,10 @@ class ShardedQuestions:
         return loss / len(answers)
 
     def evaluate(self, split: str, tables: Tables, ties: str) -> Evaluation:
-        """The metrics of a split, from refined own rows and relations.
+        """Return the metrics of a split from refined own rows and relations.
 
         Raises:
-            NonFiniteScoresError: A score is NaN or infinite, on whatever rank.
+            NonFiniteScoresError: A score is NaN or infinite on any rank.
         """
         triples, seen = self._whole(split), torch.zeros(self._data.num_entities, dtype=torch.uint8)
         seen[torch.from_numpy(self._data.layout.rows)] = torch.from_numpy(self._data.seen).byte()
@@ -127,7 +127,7 @@ class ShardedQuestions:
         return summarise_ranks(self._ranks(split, triples, tables, ties), triples, seen.numpy() > 0)
 
     def _ranks(self, split: str, triples: Ids, tables: Tables, ties: str) -> Tensor:
-        """The filtered ranks of tails and heads, float64 (T, 2) in CPU memory, from 1."""
+        """Return the filtered ranks of tails and heads, float64 (T, 2) in CPU memory, from 1."""
         asked, answers = both_sides(triples, self._data.num_relations)
         (most,) = self._world.agree(len(self._data.layout.rows))
         rows, finite = max(1, SCORES_PER_BLOCK // most), True
@@ -145,7 +145,7 @@ class ShardedQuestions:
     def _scores(
         self, tables: Tables, spread: Spread | None, asked: Ids, answers: Ids
     ) -> tuple[Tensor, Tensor]:
-        """Scores (B, n) of own entities, and those of the answers (B, 1), whoever owns these."""
+        """Return scores (B, n) of this rank's entities, and scores (B, 1) of all answers."""
         questions, _ = self._ask(tables, torch.from_numpy(asked), spread)
         scores = tables[0].new_zeros(len(asked), len(tables[0]))
         if scores.numel():
@@ -156,7 +156,7 @@ class ShardedQuestions:
         return scores, self._world.add(true)
 
     def _rivals(self, scores: Tensor, true: Tensor, asked: Ids, answers: Ids, ties: str) -> Tensor:
-        """What `count_rivals` says of the own entities that compete."""
+        """Call `count_rivals` for the own entities that compete."""
         row, known = self._known(asked)
         local = self._data.layout.local(known)
         own = local < scores.shape[1]
@@ -169,7 +169,7 @@ class ShardedQuestions:
         return count_rivals(rivals, true, ties, before)
 
     def _spread(self, own: Tensor, count: int) -> Spread | None:
-        """That of the entities of all ranks, so many, for a score that measures distances from it."""
+        """Spread of `count` entities on all ranks, for a score that is a distance. None for other scores."""
         if not measures_distance(self._model.entity_score):
             return None
         rows = own.detach()
@@ -178,20 +178,20 @@ class ShardedQuestions:
         return Spread(centre, self._world.largest(squares.max()))
 
     def _ask(self, tables: Tables, asked: Tensor, spread: Spread | None) -> tuple[Questions, Tensor]:
-        """Questions, int64 (B, 2), and the rows (B, d) of their entities."""
+        """Return questions, int64 (B, 2), and the rows (B, d) of their entities."""
         place, local = self._own(asked[:, 0])
         own = functional.embedding(local, tables[0])
         heads: Tensor = _Shared.apply(own, place, len(asked), self._world)  # type: ignore[no-untyped-call]
         return self._model.ask(heads, asked[:, 1].to(self._device), tables[1], spread), heads
 
     def _own(self, entities: Tensor) -> tuple[Tensor, Tensor]:
-        """Of entities, int64 (B,) in CPU memory, the places of own ones, and their local rows."""
+        """Find this rank's entities among entities, int64 (B,) in CPU memory: places and local rows."""
         local = torch.from_numpy(self._data.layout.local(entities.numpy()))
         place = (local < len(self._data.layout.rows)).nonzero()[:, 0]
         return place.to(self._device), local[place].to(self._device)
 
     def _whole(self, split: str) -> Ids:
-        """The triples of a split of all ranks, int64 (T, 3)."""
+        """Gather the triples of a split from all ranks, int64 (T, 3)."""
         held, whole = self._data.splits[split], torch.zeros(self._data.counts[split], 3, dtype=torch.int32)
         mine = held.owners[:, 0] == self._data.layout.rank
         whole[torch.from_numpy(held.number[mine])] = torch.from_numpy(held.triples[mine]).int()
@@ -199,7 +199,7 @@ class ShardedQuestions:
 
     @cached_property
     def _known(self) -> KnownEntities:
-        """The own entities among what answers a question, and some others."""
+        """The known answers of questions, for own entities and some others."""
         held = [self._data.splits[split].triples for split in SPLITS]
         return KnownEntities(np.concatenate(held), self._data.num_relations)
 
@@ -209,7 +209,7 @@ class ShardedQuestions:
 
 
 class _Shared(torch.autograd.Function):
-    """Rows (B, d) on all ranks, each put in its place (A,) by the rank that has it, as one of (A, d)."""
+    """Rows (B, d) on all ranks. Each rank puts its rows (A, d) at their places (A,)."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, place: Tensor, count: int, world: World) -> Tensor:
@@ -224,9 +224,9 @@ class _Shared(torch.autograd.Function):
 
 
 class _Merged(torch.autograd.Function):
-    """Log-sums (B,) of all ranks' entities, divided by the ranks: each has an equal share of them.
+    """Log-sums (B,) over the entities of all ranks, divided by the number of ranks.
 
-    The gradient of the share must be the same on all ranks.
+    The gradient of the result must be the same on all ranks.
     """
 
     @staticmethod

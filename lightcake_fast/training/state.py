@@ -1,4 +1,4 @@
-"""The tensors that training goes on from: weights, their average, Adam's averages and the random state."""
+"""Tensors of the training state: weights, their average, Adam's averages and the random state."""
 
 from collections.abc import Collection, Mapping
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from lightcake_fast.errors import InputError
 from lightcake_fast.training.step import TrainingStep
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's averages, in their weight's shape
+_MOMENTS = ("exp_avg", "exp_avg_sq")  # Adam's averages, in the shape of their weight
 
 
 def names_of(weights: Collection[str]) -> set[str]:
-    """The names of all tensors of checkpoints, the best epoch's too, that have the shapes of some weights."""
+    """Return the names of all checkpoint tensors that have the shapes of these weights."""
     found = {f"{prefix}{name}" for prefix in ("", "model.", "average.") for name in weights}
     return found | {f"adam.{name}.{moment}" for name in weights for moment in _MOMENTS}
 
@@ -29,21 +29,19 @@ def training_state(model: nn.Module, step: TrainingStep, generator: torch.Genera
 
 
 def restore_state(state: Mapping[str, Tensor], model: nn.Module, step: TrainingStep) -> None:
-    """Put weights, their average and Adam's averages back; the generator is left to the caller.
+    """Restore weights, their average and Adam's averages. The caller restores the generator.
 
     Raises:
-        InputError: A tensor is missing, is of another shape or type, or has no place here.
+        InputError: A tensor is missing, unknown, or has another shape or type.
     """
     wanted = {f"model.{name}": weight for name, weight in model.state_dict().items()}
     averages = {f"average.{name}": tensor for name, tensor in step.average.tensors.items()}
     wanted |= averages
-    stepped = any(name.startswith("adam.") for name in state)  # a run may be saved before its first step
+    stepped = any(name.startswith("adam.") for name in state)  # a run can be saved before its first step
     for name, weight in model.named_parameters() if stepped else ():
         wanted |= {f"adam.{name}.{key}": weight for key in _MOMENTS}
         wanted[f"adam.{name}.step"] = torch.zeros(())
-    wanted["generator"] = state.get(
-        "generator", torch.empty(0)
-    )  # each kind of device has a length of its own
+    wanted["generator"] = state.get("generator", torch.empty(0))  # its length depends on the device
     check_tensors(state, wanted)
     model.load_state_dict({name: state[f"model.{name}"] for name in model.state_dict()})
     for name, average in averages.items():
@@ -58,18 +56,18 @@ def restore_state(state: Mapping[str, Tensor], model: nn.Module, step: TrainingS
 
 
 def check_tensors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    """Compare the names, shapes and types of a checkpoint's tensors with those that a model needs.
+    """Compare names, shapes and types of a checkpoint's tensors with the tensors that a model needs.
 
     Raises:
-        InputError: They differ; the message names the first that does.
+        InputError: They differ. The message names the first difference.
     """
-    misfit = "the checkpoint does not fit the model"
-    for problem, names in (("lacks", wanted.keys() - found.keys()), ("has", found.keys() - wanted.keys())):
+    misfit = "checkpoint: expected the tensors of the model"
+    for problem, names in (("no", wanted.keys() - found.keys()), ("unknown", found.keys() - wanted.keys())):
         if names:
-            raise InputError(f"{misfit}: it {problem} {', '.join(sorted(names))}")
+            raise InputError(f"{misfit}, got {problem} {', '.join(sorted(names))}")
     for name, tensor in wanted.items():
         if (found[name].shape, found[name].dtype) != (tensor.shape, tensor.dtype):
             raise InputError(
-                f"{misfit}: {name} is {found[name].dtype} {tuple(found[name].shape)}, "
-                f"wanted {tensor.dtype} {tuple(tensor.shape)}"
+                f"{misfit}, {name} as {tensor.dtype} {tuple(tensor.shape)}, "
+                f"got {found[name].dtype} {tuple(found[name].shape)}"
             )

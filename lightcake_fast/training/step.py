@@ -1,4 +1,4 @@
-"""One step of training: everything between a batch and the new weights."""
+"""One training step: from a batch to the new weights."""
 
 from typing import Any
 
@@ -14,16 +14,17 @@ from lightcake_fast.training.config import TrainingConfig
 
 
 class TrainingStep:
-    """One optimiser step on a batch.
+    """One optimizer step on a batch.
 
-    It reads nothing back from the device, and its own tensors live as long as it does: it can be captured as
-    a CUDA graph (see `captured`).
+    It reads nothing back from the device, and its tensors are reused: it can be captured as a CUDA graph (see
+    `captured`).
 
     Attributes:
-        optimizer: Adam, with l2 on the two embedding tables only.
-        average: Of the weights over the steps so far.
-        loss_sum: float64 scalar on the device; the losses of all triples since it was last zeroed.
-        weight: The part of a triple that one of a batch stands for.
+        optimizer: Adam, with L2 regularization of the two embedding tables only.
+        average: Exponential moving average (EMA) of the weights.
+        loss_sum: float64 scalar on the device: sum of the losses of all triples since it was last set to
+            zero.
+        weight: Number of training triples per element of a batch.
     """
 
     weight = 1.0
@@ -41,7 +42,7 @@ class TrainingStep:
         others = [weight for weight in model.parameters() if all(weight is not table for table in tables)]
         # Adam adds weight_decay times the weight to its gradient: the gradient of l2/2 times the square
         groups: list[dict[str, Any]] = [{"params": tables, "weight_decay": config.l2}, {"params": others}]
-        # a tensor, which a captured step reads anew each time; Adam's GPU kernel takes it in float32 only
+        # a captured step reads a tensor anew at each replay; on a GPU, Adam takes this tensor in float32 only
         real = torch.float64 if graph.device.type == "cpu" else torch.float32
         self._step_size = torch.tensor(config.lr, dtype=real, device=graph.device)
         self.optimizer = torch.optim.Adam(groups, lr=self._step_size, fused=True)
@@ -49,11 +50,11 @@ class TrainingStep:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=graph.device)
 
     def start_epoch(self, epoch: int) -> None:
-        """Set the step size of epoch 0, 1, ...: a part of `lr` that shrinks by `lr_decay` each time."""
+        """Set the learning rate of epoch 0, 1, ...: `lr` times (1 - `lr_decay`)^epoch."""
         self._step_size.fill_(self._config.lr * (1 - self._config.lr_decay) ** epoch)
 
     def __call__(self, batch: Tensor) -> None:
-        """Step on the training triples numbered `batch`, int64 `(B,)`."""
+        """Run a step on the training triples with these numbers, int64 `(B,)`."""
         loss = self._loss(batch)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -63,10 +64,10 @@ class TrainingStep:
         self.loss_sum += loss.detach().double() * (len(batch) * self.weight)
 
     def _add_shares(self) -> None:
-        """Add what other processes found of the gradients: there are none."""
+        """Add the gradients of other processes. One process has nothing to add."""
 
     def _loss(self, batch: Tensor) -> Tensor:
-        """The mean loss of a batch."""
+        """Compute the mean loss of a batch."""
         triples = self._graph.triples_at(batch)
         pairs, targets = triples[:, ::2], triples[:, 1]
         refined = self._refined(batch, pairs.T.reshape(-1))
@@ -80,9 +81,9 @@ class TrainingStep:
         )
 
     def _refined(self, triples: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The tables without these triples, int64 numbers, in the context, if they are to be masked.
+        """Refine the tables, with these triples (int64 numbers) masked in the context if configured.
 
-        ``rows`` are the entities that are wanted (see ``RelationModel.refine``).
+        ``rows`` are the entities whose refined rows are needed (see ``RelationModel.refine``).
         """
         mask = self._mask.zero_().index_fill_(0, triples, True) if self._config.mask_targets else None
         return self._model.refine(
@@ -91,13 +92,13 @@ class TrainingStep:
 
 
 class EntityStep(TrainingStep):
-    """The step that learns to rank entities: a context triple (h, r, t) asks (h, r, ?) and answers t.
+    """Training step of entity prediction. A context triple (h, r, t) is the question (h, r, ?) with answer t.
 
-    A batch holds numbers below 2T: training triples and, as triple + T, their inverses, which ask for heads.
-    A question with several answers in it is scored once, so that shapes depend on the batch.
+    A batch holds numbers below 2T. Numbers from T on are the inverses of the training triples and ask for
+    heads. A question with several answers is scored once, so that the shapes depend on the batch.
     """
 
-    weight = 0.5  # a training triple asks twice
+    weight = 0.5  # a training triple gives two questions
 
     def _loss(self, batch: Tensor) -> Tensor:
         heads, relations, answers = (ids.index_select(0, batch) for ids in self._graph.context_triples)
@@ -119,17 +120,17 @@ class EntityStep(TrainingStep):
 def entities_compared(
     heads: Tensor, answers: Tensor, drawn: int, num_entities: int, generator: torch.Generator
 ) -> Tensor | None:
-    """The entities among which a batch's answers are sought: its own, and some drawn at random.
+    """Return the entities that are compared with a batch's answers: the batch's own and random ones.
 
     Args:
-        heads: int64 (M,), of the batch's questions.
+        heads: int64 (M,), entities of the batch's questions.
         answers: int64 (M,).
-        drawn: How many are drawn, of N, some perhaps twice; none and N or more stand for all.
+        drawn: Number of random draws with replacement. 0, and N or more, stand for all entities.
         num_entities: N.
-        generator: Source of the draws, on the device of heads and answers.
+        generator: Random generator on the device of heads and answers.
 
     Returns:
-        int64, ascending, each once; None for all.
+        int64, ascending, without duplicates. None for all entities.
     """
     if not 0 < drawn < num_entities:
         return None

@@ -1,4 +1,4 @@
-"""Optuna's study of a search: what it asked, what it asks again after a stop, and what counts as ended."""
+"""Optuna study of a search: its trials, their resumption after a stop, and its end."""
 
 import itertools
 import warnings
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 STUDY = "study.journal"
 TRIALS = 30
 ENDED = ("COMPLETE", "PRUNED")
-SIZES = ("dim", "layers", "batch_size")  # more of them takes more memory
-WEIGHTLESS = ("seed", "epochs", "patience")  # and of these, or of any float, does not
+SIZES = ("dim", "layers", "batch_size")  # larger values need more memory
+WEIGHTLESS = ("seed", "epochs", "patience")  # these settings, and floats, do not change the memory
 
 
 def open_study(optuna: Any, out: Path, sampler: str, prune: bool, seed: int) -> "Study":
-    """The study of the folder, new or to go on with.
+    """Open the study of a folder, or make a new one.
 
     Raises:
-        InputError: Its journal is damaged.
+        InputError: The journal is damaged.
     """
     journal = (out / STUDY).absolute()
     _cut_to_lines(journal)
-    journal.with_name(f"{STUDY}.lock").unlink(missing_ok=True)  # of a killed process: the folder is locked
+    journal.with_name(f"{STUDY}.lock").unlink(missing_ok=True)  # stale: the folder is locked
     try:
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(journal)))
         study: Study = optuna.create_study(
@@ -39,13 +39,14 @@ def open_study(optuna: Any, out: Path, sampler: str, prune: bool, seed: int) -> 
         for trial in study.get_trials(deepcopy=False):
             complete = trial.state.name != "COMPLETE" or isinstance((trial.values or [None])[0], float)
             if trial.state.name in ENDED and not (complete and "folder" in trial.user_attrs):
-                raise ValueError(f"trial {trial.number} ended without a folder or an MRR")
-    except (ValueError, TypeError, LookupError, AssertionError) as error:  # whatever its lines lead Optuna to
+                raise ValueError(f"trial {trial.number}: expected a folder and an MRR, got at most one")
+    except (ValueError, TypeError, LookupError, AssertionError) as error:  # Optuna's, for damaged lines
         cause = str(error).splitlines() or [type(error).__name__]
         raise InputError(
-            f"{journal}: damaged: {cause[0]} (with it removed, the search begins anew)"
+            f"{journal}: expected a journal of Optuna, got a damaged file: {cause[0]}: "
+            "remove it to start the search anew"
         ) from error
-    seed = mixed_seed(seed, len(study.trials))  # going on draws anew, and not the first draws again
+    seed = mixed_seed(seed, len(study.trials))  # a resumed search must not repeat its first draws
     samplers = optuna.samplers
     study.sampler = samplers.TPESampler(seed=seed) if sampler == "tpe" else samplers.RandomSampler(seed=seed)
     pruners = optuna.pruners
@@ -54,7 +55,7 @@ def open_study(optuna: Any, out: Path, sampler: str, prune: bool, seed: int) -> 
 
 
 def _cut_to_lines(journal: Path) -> None:
-    """Leave out the start of a line that a full disk cut short, to which Optuna would append."""
+    """Remove an incomplete last line, left by a full disk, because Optuna would append to it."""
     if journal.exists():
         with journal.open("rb+") as file:
             content = file.read()
@@ -63,33 +64,33 @@ def _cut_to_lines(journal: Path) -> None:
 
 
 def check_asked(study: "Study", out: Path, asked: Mapping[str, Any]) -> None:
-    """See that what is searched is what was searched before, if anything was.
+    """Compare a search with the earlier search in its folder, if there is one.
 
     Raises:
-        InputError: It is something else.
+        InputError: They differ.
     """
     before = study.user_attrs.get("asked", asked)
     before = {**before, "settings": counting(before["settings"], out)}
     for name, value in asked.items():
         if before[name] != value:
-            found = f"{out}: holds a search with {name} {before[name]}, got {value}"
-            raise InputError(f"{found}: wanted the same, or another folder")
+            found = f"{out}: expected {name} {before[name]} of its search, got {value}"
+            raise InputError(f"{found}: use the same, or another folder")
 
 
 def counting(settings: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """The settings that must stay the same: not where data of the search's own lie, which may be moved."""
+    """Settings that must stay the same. The place of data from memory may change with the folder."""
     own = {"dataset": str((out / "data").absolute()), "quiet": settings.get("quiet")}
     return {name: value for name, value in settings.items() if name not in own or value != own[name]}
 
 
 def take_up(optuna: Any, study: "Study") -> None:
-    """Ask again for the trials that a stop cut off, each in its folder."""
+    """Queue the interrupted trials again, each with its folder."""
     last = {}
     for trial in study.get_trials(deepcopy=False):
         if trial.state.name == "RUNNING":
             study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         last[trial.user_attrs.get("folder")] = trial
-    last.pop(None, None)  # cut off before anything was done
+    last.pop(None, None)  # interrupted before it had a folder
     for folder, trial in last.items():
         if trial.state.name in ("RUNNING", "FAIL"):
             params = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
@@ -97,7 +98,7 @@ def take_up(optuna: Any, study: "Study") -> None:
 
 
 def enqueue(study: "Study", out: Path, vary: Mapping[str, Values], sampler: str, trials: int | None) -> int:
-    """Ask for all trials of a grid; returns how many shall end in all."""
+    """Queue all trials of a grid. Returns the total number of trials to finish."""
     if sampler != "grid":
         return trials or TRIALS
     grid = list(points(vary))[:trials]
@@ -107,14 +108,14 @@ def enqueue(study: "Study", out: Path, vary: Mapping[str, Values], sampler: str,
 
 
 def free_name(study: "Study", out: Path) -> str:
-    """The first name for a trial's folder that no trial has."""
+    """Return the first folder name that no trial uses."""
     taken = {trial.user_attrs.get("folder") for trial in study.get_trials(deepcopy=False)}
     names = (f"trial-{number:03}" for number in itertools.count())
     return next(name for name in names if name not in taken and not (out / name).exists())
 
 
 def too_large(trial: "Trial") -> bool:
-    """Whether what a trial tried may be why memory ran out: none that was no smaller came to its end."""
+    """Whether a trial may be too large for the memory: no trial of at least this size finished."""
     weightless = {*WEIGHTLESS, *(field.name for field, _, kind in fields() if kind == "float")}
     tried = {name: value for name, value in trial.params.items() if name not in weightless}
 
@@ -129,7 +130,7 @@ def too_large(trial: "Trial") -> bool:
 
 @contextmanager
 def quiet(optuna: Any) -> Iterator[None]:
-    """Leave out Optuna's own line for each trial, and that its journal is new."""
+    """Hide Optuna's line per trial and its warning about the new journal format."""
     level = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:

@@ -131,7 +131,7 @@ def test_missing_target_and_missing_run_are_rejected(
     assert cli.run(export.main, [str(tmp_path), "--to", str(tmp_path / "out")]) == 2
     missing, no_run = capsys.readouterr().err.splitlines()
     assert "--to" in missing
-    assert "holds no run" in no_run
+    assert "expected a run folder" in no_run
     assert not (tmp_path / "out").exists()
 
 

@@ -173,11 +173,11 @@ def test_the_same_bits_with_any_number_of_threads(threads: int) -> None:
 
 
 def test_unsupported_options_with_paths_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="paths: got True for the task 'entity'"):
+    with pytest.raises(InputError, match="paths: expected no value for task 'entity', got True"):
         Experiment.of(dataset="family:60", paths=True, dim=4, task="entity")
     monkeypatch.setattr(experiment, "wants_capture", lambda *_: True)
     made = Experiment.of(dataset="family:60", paths=True, dim=4, cuda_graph="on")
-    with pytest.raises(InputError, match="cuda_graph: got 'on' with paths"):
+    with pytest.raises(InputError, match="cuda_graph: expected 'auto' or 'off' with paths, got 'on'"):
         experiment.check(made.config, made.data)
 
 

@@ -1,7 +1,7 @@
-"""The documents: every example runs, in the order of its page, on a small model of a few seconds.
+"""Every example of the documents runs in the order of its page, with a small model for a few seconds.
 
-Commands are called in this process. Those on data that is not here, or that would take long, are parsed: a
-flag that is gone shows all the same.
+Commands run in this process. If their data is missing or they take long, only their flags are parsed. This
+still finds flags that no longer exist.
 """
 
 import importlib
@@ -36,14 +36,14 @@ NOT_HERE = (*PUBLIC_DATASETS, "my/folder", "results.json")
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """The language and text of each code block that names one."""
+    """Language and text of the code blocks with a language."""
     yield from re.findall(
         r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
     )
 
 
 def declared_extras() -> dict[str, list[str]]:
-    """The extras of `pyproject.toml` with their requirements."""
+    """Extras of `pyproject.toml` with their requirements."""
     extras: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
@@ -51,7 +51,7 @@ def declared_extras() -> dict[str, list[str]]:
 
 
 def module_of(name: str) -> Any:
-    """The module behind `python -m NAME`."""
+    """The module of `python -m NAME`."""
     package = (ROOT / name.replace(".", "/")).is_dir()
     return importlib.import_module(f"{name}.__main__" if package else name)
 
@@ -63,7 +63,7 @@ def parse(words: list[str]) -> None:
 
 
 def run_command(words: list[str], target: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run `python -m NAME ...`, with stdout into the file `target` if there is one."""
+    """Run `python -m NAME ...`. Write stdout to the file `target` if given."""
     name, arguments = words[2], words[3:]
     if name == "lightcake_fast":
         assert cli.run(list_commands, arguments) == 0
@@ -82,7 +82,7 @@ def run_command(words: list[str], target: str | None, capsys: pytest.CaptureFixt
 
 
 def run_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run a line of a shell block, or check what it names."""
+    """Run a line of a shell block, or check the names in it."""
     words = shlex.split(line, comments=True)
     match words:
         case ["python", "-m", *_]:
@@ -99,7 +99,7 @@ def run_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
         case ["pip", "install", *_, what]:
             assert set(re.findall(r"\w+", what)) <= set(declared_extras())
         case ["pytest", "bench/", *flags]:
-            # the quickest of the suite stands for all of it
+            # only the fastest file of the suite
             command = [sys.executable, "-m", "pytest", str(ROOT / "bench"), "-k", "test_plan and 300", *flags]
             subprocess.run(command, check=True, capture_output=True)
         case ["printf", *_]:
@@ -112,7 +112,7 @@ def run_line(line: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("registry")  # a page registers a score
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_examples_run(
+def test_documented_examples_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -128,8 +128,8 @@ def test_examples_run(
                 run_line(line, capsys)
 
 
-def test_no_two_examples_write_to_the_same_place() -> None:
-    """Whoever follows several pages in one folder must not find it taken."""
+def test_examples_write_to_distinct_places() -> None:
+    """A reader who follows several pages in one folder must not meet an existing output."""
     text = "".join(text for page in PAGES for language, text in blocks(page) if language == "sh")
     places = re.findall(r" --(?:out|to|history) (\S+)", text)
     assert len(places) > 10
@@ -137,7 +137,7 @@ def test_no_two_examples_write_to_the_same_place() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings(page: Path) -> None:
+def test_links_point_to_files_and_headings(page: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         if link.startswith("https://"):
             continue
@@ -149,7 +149,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
             assert heading in [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
 
 
-def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(list_commands, []) == 0
     listed = capsys.readouterr().out
     sources = [*(ROOT / "lightcake_fast").glob("*.py"), *(ROOT / "lightcake_fast").glob("*/__main__.py")]
@@ -177,9 +177,7 @@ def test_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (["trian"], 2, "(see lightcake-fast --help)"),
     ],
 )
-def test_commands_go_by_the_name_of_the_script(
-    words: list[str], code: int, said: str, tmp_path: Path
-) -> None:
+def test_help_uses_name_of_installed_script(words: list[str], code: int, said: str, tmp_path: Path) -> None:
     script = tmp_path / "lightcake-fast"
     script.write_text("import sys\nfrom lightcake_fast.__main__ import script\nsys.exit(script())\n")
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Each install line of the documents, in a clean environment: the code that is shown for it works there."""
+"""In a clean environment, each documented install line is enough for the code that the documents show."""
 
 import os
 import re
@@ -28,14 +28,14 @@ assert load_dataset("films.parquet").num_relations == 5
 
 
 def install_lines() -> list[str]:
-    """What follows `pip install` in the documents and examples, each line once."""
+    """Distinct arguments of `pip install` in the documents and examples."""
     sources = [*PAGES, *(ROOT / "examples").glob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     return sorted({found.strip() for found in re.findall(r"\bpip install ([^`#\n]+)", text)})
 
 
 def python_block(page: str, marker: str) -> str:
-    """The Python block of a page with these words."""
+    """The Python block of a page that contains these words."""
     (found,) = (
         text for language, text in blocks(ROOT / "docs" / page) if language == "python" and marker in text
     )
@@ -43,7 +43,7 @@ def python_block(page: str, marker: str) -> str:
 
 
 def command(page: str, marker: str, *flags: str) -> list[str]:
-    """The command of a page with these words, made short by flags."""
+    """The command of a page that contains these words, with flags for a short run."""
     (found,) = (
         line
         for language, text in blocks(ROOT / "docs" / page)
@@ -55,7 +55,7 @@ def command(page: str, marker: str, *flags: str) -> list[str]:
 
 
 def shown(line: str) -> list[list[str]]:
-    """Python's arguments for what the documents show for an install line."""
+    """Arguments of Python for the example of an install line."""
     extra = line.removeprefix("'lightcake_fast[").removesuffix("]'")
     if line == FIRST:
         figure = command("getting-started.md", "--figure")
@@ -79,7 +79,7 @@ def shown(line: str) -> list[list[str]]:
 
 @pytest.fixture
 def clone() -> Iterator[Path]:
-    """A copy of the files that a clone has, and room for an environment: gone after the test, it is large."""
+    """Copy the files of a clone next to a new environment, and delete both after the test."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in filter(None, listed.stdout.split("\0")):
@@ -91,8 +91,8 @@ def clone() -> Iterator[Path]:
 
 @pytest.mark.full
 @pytest.mark.parametrize("line", install_lines())
-def test_what_a_line_installs_is_enough(clone: Path, line: str) -> None:
-    """About a minute; pip takes torch from its cache or from the index."""
+def test_documented_install_line_is_enough(clone: Path, line: str) -> None:
+    """Takes about a minute. pip takes torch from its cache or from the index."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     python = clone / ".venv" / "bin" / "python"
 
@@ -108,7 +108,7 @@ def test_what_a_line_installs_is_enough(clone: Path, line: str) -> None:
         run(python, *arguments)
 
 
-def test_extras_that_are_named_exist() -> None:
+def test_documented_extras_exist() -> None:
     sources = [*PAGES, *(ROOT / "lightcake_fast").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     named = re.findall(r"pip install [^\n]*?(?:lightcake_fast|\.)\[([\w,]+)\]", text)

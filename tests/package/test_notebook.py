@@ -1,4 +1,4 @@
-"""The notebook of the documents runs from its first cell to its last, and shows what it printed."""
+"""The notebook of the documents runs from start to end and shows its saved outputs."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from tests.support.processes import HANG
 NOTEBOOK = Path(__file__).resolve().parents[2] / "docs" / "tour.ipynb"
 
 
-def test_each_figure_and_answer_of_the_notebook_is_shown() -> None:
+def test_notebook_shows_each_figure_and_answer() -> None:
     shown: dict[str, list[str]] = {}
     for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
         for output in cell.get("outputs", []):
@@ -26,7 +26,7 @@ def test_each_figure_and_answer_of_the_notebook_is_shown() -> None:
 
 
 @pytest.mark.full
-def test_the_notebook_runs(tmp_path: Path, peer: Callable[[str], Any]) -> None:
+def test_notebook_runs(tmp_path: Path, peer: Callable[[str], Any]) -> None:
     nbformat, nbclient = peer("nbformat"), peer("nbclient")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     shown = [[output["output_type"] for output in cell.get("outputs", [])] for cell in notebook.cells]
@@ -34,7 +34,7 @@ def test_the_notebook_runs(tmp_path: Path, peer: Callable[[str], Any]) -> None:
         notebook,
         timeout=HANG,
         startup_timeout=HANG,
-        coalesce_streams=True,  # the number of parts of a cell's text depends on the load
+        coalesce_streams=True,  # the load decides into how many parts the text of a cell is split
         kernel_name="python3",
         resources={"metadata": {"path": str(tmp_path)}},
     ).execute()

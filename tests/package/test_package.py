@@ -1,4 +1,4 @@
-"""The package as a whole: what an import costs and changes, and which layer may import which."""
+"""The whole package: cost and side effects of an import, and imports between layers."""
 
 import ast
 import importlib
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "lightcake_fast"
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for folder in (PACKAGE, PACKAGE / "kernels", PACKAGE / "reference")  # rglob does not enter links
+    for folder in (PACKAGE, PACKAGE / "kernels", PACKAGE / "reference")  # rglob does not follow links
     for path in folder.rglob("*.py")
 }
 OPERATORS = (
@@ -31,9 +31,9 @@ OPERATORS = (
     "lightcake_fast.sharding.operator",
 )
 BACK_ENDS = ("lightcake_fast.kernels", "lightcake_fast.reference")
-ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # llvmlite is numba's way to single instructions
+ARRAYS = {"torch", "triton", "numba", "llvmlite", "numpy"}  # numba uses llvmlite for single instructions
 
-# The `plots` extra, imported by what draws; and pandas, by answers that become its frames.
+# Drawing imports the `plots` extra. Answers import pandas to become data frames.
 OPTIONAL = {
     "lightcake_fast.data.knowledge_graph": {"pykeen", "torch_geometric"},
     "lightcake_fast.data.sources": {"pandas"},
@@ -46,7 +46,7 @@ OPTIONAL = {
 
 
 def runtime_imports(source: str, module: str) -> set[str]:
-    """Give the absolute names that a module imports, without `__version__` and those for type checkers."""
+    """Return the absolute names that a module imports at runtime, without `__version__`."""
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -60,7 +60,7 @@ def runtime_imports(source: str, module: str) -> set[str]:
             assert node.module is not None, f"{module}: import by full names"
             parents = module.split(".")[: -node.level] if node.level else []
             source_module = ".".join([*parents, node.module])
-            # `from package import module` names a module, `from module import thing` does not.
+            # `from package import module` imports a module, `from module import thing` does not
             for alias in node.names:
                 if alias.name == "__version__":
                     continue
@@ -79,7 +79,7 @@ IMPORTS = {
 
 
 def run_python(code: str, *arguments: str) -> str:
-    """Run code in a fresh interpreter, from the checkout, and give what it prints."""
+    """Run code in a fresh interpreter from the checkout, and return its output."""
     result = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -88,24 +88,24 @@ def run_python(code: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("module", [name for name in IMPORTS if not name.startswith(BACK_ENDS)])
-def test_operators_alone_choose_between_back_ends(module: str) -> None:
+def test_only_operators_choose_back_ends(module: str) -> None:
     used = {name for name in IMPORTS[module] if name.startswith(BACK_ENDS)}
-    used.discard("lightcake_fast.kernels.compiling")  # a clock
+    used.discard("lightcake_fast.kernels.compiling")  # only a clock
     if module == "lightcake_fast.graph":
-        used.discard("lightcake_fast.kernels.plan")  # the order of work, built with the graph
+        used.discard("lightcake_fast.kernels.plan")  # order of the work, built with the graph
     if module == "lightcake_fast.process":
-        used -= {"lightcake_fast.kernels.cpu_memory", "lightcake_fast.kernels.cpu_openmp"}  # of the process
+        used -= {"lightcake_fast.kernels.cpu_memory", "lightcake_fast.kernels.cpu_openmp"}  # CPU settings
     if module not in OPERATORS:
         assert used == set()
 
 
 @pytest.mark.parametrize("module", [name for name in IMPORTS if name.startswith(BACK_ENDS)])
-def test_back_ends_import_arrays_only(module: str) -> None:
+def test_back_ends_import_only_array_libraries(module: str) -> None:
     own = module.split(".")[1]
     for imported in IMPORTS[module]:
         top = imported.split(".")[0]
         allowed = top in ARRAYS or top in sys.stdlib_module_names
-        # arithmetic alone, the same in every back end
+        # pure arithmetic, shared by all back ends
         allowed |= imported == "lightcake_fast.kernels.scores"
         assert allowed or imported.startswith(f"lightcake_fast.{own}"), f"{module} imports {imported}"
 
@@ -114,7 +114,7 @@ def test_back_ends_import_arrays_only(module: str) -> None:
 def test_every_third_party_import_is_declared(module: str) -> None:
     required = metadata.requires("lightcake_fast") or []
     declared = {line.split(";")[0].split(">")[0].strip() for line in required if "extra ==" not in line}
-    declared |= {"llvmlite"} if "numba" in declared else set()  # numba requires the one release it fits
+    declared |= {"llvmlite"} if "numba" in declared else set()  # numba requires the matching release
     declared |= OPTIONAL.get(module, set())
     for imported in IMPORTS[module]:
         top = imported.split(".")[0]
@@ -130,18 +130,18 @@ def test_back_ends_are_flat_folders(name: str) -> None:
     assert [path.name for path in folder.iterdir() if path.is_dir() and path.name != "__pycache__"] == []
 
 
-def test_version_is_that_of_the_metadata() -> None:
+def test_version_equals_metadata() -> None:
     assert lightcake_fast.__version__ == metadata.version("lightcake_fast")
     assert f"\nversion: {lightcake_fast.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", lightcake_fast.__all__)
-def test_public_names_exist_and_are_described(name: str) -> None:
+def test_public_names_exist_and_have_docstrings(name: str) -> None:
     public = getattr(lightcake_fast, name)
     assert isinstance(public, str) or public.__doc__
 
 
-def test_names_that_were_not_asked_for_are_listed() -> None:
+def test_dir_lists_names_before_import() -> None:
     listed = json.loads(run_python("import json, lightcake_fast; print(json.dumps(dir(lightcake_fast)))"))
     assert set(listed) >= set(lightcake_fast.__all__)
 
@@ -151,8 +151,8 @@ def test_unknown_name_is_an_attribute_error() -> None:
         importlib.import_module("lightcake_fast").no_such_name  # noqa: B018
 
 
-def test_nothing_is_installed_at_top_level_but_the_package() -> None:
-    # -I leaves the working folder off the path, so that only what is installed can be found.
+def test_only_the_package_is_installed_at_top_level() -> None:
+    # -I removes the working folder from the path, so that only installed packages are found
     found = subprocess.run(
         [
             sys.executable,
@@ -170,7 +170,7 @@ def test_nothing_is_installed_at_top_level_but_the_package() -> None:
     assert ours == {}
 
 
-def test_import_brings_no_compiler() -> None:
+def test_import_loads_no_compiler() -> None:
     code = """
 import json, sys
 import torch
@@ -217,7 +217,7 @@ print(json.dumps([key for key in before if before[key] != after[key]]))
     assert json.loads(run_python(code, *names)) == []
 
 
-def test_the_oldest_versions_tested_are_the_lower_bounds() -> None:
+def test_oldest_tested_versions_are_the_lower_bounds() -> None:
     bounds = re.findall(
         r'^    "([a-z]+)>=([\d.]+)(?:"|; sys_platform)', (ROOT / "pyproject.toml").read_text(), re.M
     )
@@ -226,7 +226,7 @@ def test_the_oldest_versions_tested_are_the_lower_bounds() -> None:
     assert dict(bounds[: len(pins)]) == {name: re.sub(r"(\.0)+$", "", version) for name, version in pins}
 
 
-def test_what_predicts_and_evaluates_does_not_wait_for_the_compiler_of_torch(unbroken: Path) -> None:
+def test_prediction_does_not_import_torch_compiler(unbroken: Path) -> None:
     code = f"""
 import sys
 from lightcake_fast.evaluate import main
@@ -237,7 +237,7 @@ assert "torch._dynamo" not in sys.modules
 
 
 def spin_count(*command: str) -> str:
-    """How often an idle thread of OpenMP looks for work, as it tells when it is loaded."""
+    """Return how often an idle OpenMP thread looks for work, as OpenMP prints at load time."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     done = subprocess.run(
         [sys.executable, *command],
@@ -250,7 +250,7 @@ def spin_count(*command: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU's OpenMP tells its settings")
-def test_openmp_threads_of_a_command_sleep_when_idle() -> None:
+def test_idle_openmp_threads_of_a_command_sleep() -> None:
     for words in (
         ["-m", "lightcake_fast.export"],
         ["-mlightcake_fast.export"],
@@ -277,7 +277,7 @@ print(left_of(1), left_of(128), left_of(512))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc is told what to keep")
-def test_a_prepared_process_keeps_freed_memory_but_not_that_of_big_tensors() -> None:
+def test_prepared_process_keeps_only_small_freed_memory() -> None:
     done = subprocess.run([sys.executable, "-c", KEEPS], capture_output=True, text=True, check=True)
     _, scores, table = map(float, done.stdout.split())
     assert scores == pytest.approx(128, abs=16)
@@ -294,7 +294,7 @@ def test_a_prepared_process_keeps_freed_memory_but_not_that_of_big_tensors() -> 
     ],
     ids=" ".join,
 )
-def test_another_program_keeps_its_ctrl_c_and_environment(words: list[str], tmp_path: Path) -> None:
+def test_import_keeps_ctrl_c_and_environment_of_other_programs(words: list[str], tmp_path: Path) -> None:
     told = "import os, signal, lightcake_fast\n"
     told += "print(signal.getsignal(2).__name__, 'OMP_WAIT_POLICY' in os.environ)"
     (tmp_path / "other").mkdir()

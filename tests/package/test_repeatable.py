@@ -1,4 +1,4 @@
-"""A test that fails can be repeated: random numbers and Hypothesis's examples are the same each time."""
+"""A failed test can be repeated: random numbers and Hypothesis examples are the same in each run."""
 
 import random
 import zlib
@@ -12,12 +12,12 @@ from tests.support import fuzz
 
 
 def draws() -> list[float]:
-    """A number from each generator that a test can use without a seed."""
+    """Draw a number from each generator that a test can use without a seed."""
     return [torch.rand(()).item(), np.random.random_sample(), random.random()]  # noqa: NPY002
 
 
 def first_draws(seed: int) -> list[float]:
-    """The numbers that `draws` gives after this seed, from other generators."""
+    """Return the draws of `draws` after this seed, from separate generators."""
     number = torch.rand((), generator=torch.Generator().manual_seed(seed)).item()
     return [number, np.random.RandomState(seed).random_sample(), random.Random(seed).random()]
 
@@ -28,13 +28,13 @@ def drawn() -> list[float]:
 
 
 @pytest.mark.parametrize("test", ["first", "second"])
-def test_each_test_and_wide_fixture_starts_from_its_own_seed(test: str, drawn: list[float]) -> None:
+def test_each_test_and_wide_fixture_has_a_seed(test: str, drawn: list[float]) -> None:
     assert draws() == first_draws(0)
     assert drawn == first_draws(zlib.crc32(b"drawn"))
 
 
 def cases_tried(monkeypatch: pytest.MonkeyPatch, seed: int | None) -> list[fuzz.Case]:
-    """The cases that the fuzzer checks."""
+    """Return the cases that the fuzzer checks."""
     tried: list[fuzz.Case] = []
     monkeypatch.setattr(fuzz, "check", lambda case, _: tried.append(case))
     fuzz.fuzz("numba", 20, seed=seed)
@@ -42,19 +42,17 @@ def cases_tried(monkeypatch: pytest.MonkeyPatch, seed: int | None) -> list[fuzz.
 
 
 @pytest.mark.skipif(not hypothesis.settings().derandomize, reason="the full run draws new examples")
-def test_examples_are_the_same_without_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_repeat_without_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cases_tried(monkeypatch, None) == cases_tried(monkeypatch, None)
 
 
-def test_a_seed_chooses_the_cases_of_the_fuzzer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_selects_fuzzer_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     first = cases_tried(monkeypatch, 1)
     assert first == cases_tried(monkeypatch, 1)
     assert first != cases_tried(monkeypatch, 2)
 
 
-def test_the_fuzzer_prints_its_seed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fuzzer_prints_its_seed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     seeds: list[int] = []
     monkeypatch.setattr(fuzz, "fuzz", lambda *_, seed: seeds.append(seed))
     for arguments in ([], ["--seed", "7"]):

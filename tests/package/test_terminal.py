@@ -1,4 +1,4 @@
-"""What commands print to: encodings, closed streams, readers that have gone, and odd widths."""
+"""Output of the commands: encodings, closed streams, missing readers and unusual widths."""
 
 import io
 import json
@@ -43,26 +43,26 @@ HELP += "sys.exit(cli.run(cli.ArgumentParser('p', 'd').parse_args))"
 def command(
     arguments: str, redirected: str = "", code: str = PRINTS, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run code in a shell, whose pipelines end with the code of the part that failed."""
+    """Run code in a shell. A pipeline ends with the exit code of its failed part."""
     line = f'set -o pipefail; "$PYTHON" -c "$CODE" {arguments} {redirected}'
     values = {**os.environ, "PYTHON": sys.executable, "CODE": code, "PYTHONUNBUFFERED": "", **environment}
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, env=values)
 
 
 @pytest.mark.parametrize("how", ["rich", "print"])
-def test_a_reader_that_has_gone_ends_the_command_with_141(how: str) -> None:
+def test_closed_reader_gives_exit_code_141(how: str) -> None:
     done = command(how, "| head -n 1")
     assert (done.returncode, done.stdout, done.stderr) == (141, "one line\n", "")
 
 
-def test_help_for_a_reader_that_has_gone() -> None:
+def test_help_for_closed_reader() -> None:
     reader_gone = "import select; poll = select.poll(); poll.register(1, 0); poll.poll()\n"
     done = command("--help", "| true", reader_gone + HELP)
     assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("how", ["rich", "print"])
-def test_closed_streams_take_all(how: str) -> None:
+def test_closed_streams_are_ignored(how: str) -> None:
     done = command(how, ">&- 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert command("fail", ">&-").returncode == command("fail", "2>&-").returncode == 2
@@ -71,13 +71,13 @@ def test_closed_streams_take_all(how: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("how", ["rich", "print"])
-def test_a_full_disk_behind_stdout_is_one_line(how: str) -> None:
+def test_full_disk_behind_stdout_gives_one_line(how: str) -> None:
     done = command(how, "> /dev/full")
     assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
-def test_an_error_in_any_encoding(encoding: str) -> None:
+def test_error_is_printed_in_any_encoding(encoding: str) -> None:
     done = command("fail", PYTHONIOENCODING=encoding)
     shown = "wrong → 東京" if encoding == "utf-8" else r"wrong -> \u6771\u4eac"
     assert (done.returncode, done.stderr) == (2, f"error: {shown}\n")
@@ -85,7 +85,7 @@ def test_an_error_in_any_encoding(encoding: str) -> None:
 
 @pytest.fixture
 def stdout(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.BytesIO]:
-    """Replace stdout by one of an encoding; gives the bytes that it gets."""
+    """Replace stdout by a stream with an encoding, and return its bytes."""
 
     def replace(encoding: str) -> io.BytesIO:
         file = io.BytesIO()
@@ -96,7 +96,7 @@ def stdout(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], io.BytesIO]:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
-def test_names_in_any_encoding(stdout: Callable[[str], io.BytesIO], encoding: str) -> None:
+def test_names_are_printed_in_any_encoding(stdout: Callable[[str], io.BytesIO], encoding: str) -> None:
     file = stdout(encoding)
     names = ["naïve", "東京", "a → b", "lone \udcff", "\x85"]
 
@@ -112,13 +112,13 @@ def test_names_in_any_encoding(stdout: Callable[[str], io.BytesIO], encoding: st
     assert json.loads(line) == names
 
 
-def test_text_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_is_shown_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     text = "[bold]no markup[/] :smile: 12 " + "long " * 100
     terminal.Console().print(Table(text.strip()))
     assert text.strip() in capsys.readouterr().out, "neither markup nor emoji codes, and whole in a pipe"
 
 
-def test_a_terminal_said_to_have_no_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_with_zero_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "0")
     file = io.StringIO()
     console = terminal.Console(file=file, force_terminal=True)
@@ -127,7 +127,7 @@ def test_a_terminal_said_to_have_no_columns(monkeypatch: pytest.MonkeyPatch) -> 
     assert "text" in file.getvalue()
 
 
-def test_an_error_after_output_that_nobody_reads(stdout: Callable[[str], io.BytesIO]) -> None:
+def test_error_after_unread_output(stdout: Callable[[str], io.BytesIO]) -> None:
     def main(_: object) -> None:
         print("row")
         raise InputError("the next row is wrong")
@@ -139,14 +139,14 @@ def test_an_error_after_output_that_nobody_reads(stdout: Callable[[str], io.Byte
 
 @pytest.fixture
 def _heard() -> Iterator[None]:
-    """Children hear Ctrl-C, also where whoever started the tests has it ignored."""
+    """Enable Ctrl-C for child processes, even if the parent of the tests ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("_heard")
-def test_ctrl_c_while_modules_load_shows_no_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_shows_no_traceback(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "lightcake_fast.evaluate", "--help"],
         capture_output=True,
@@ -158,7 +158,7 @@ def test_ctrl_c_while_modules_load_shows_no_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_heard")
-def test_only_a_command_takes_ctrl_c_as_the_end() -> None:
+def test_only_commands_change_the_ctrl_c_handler() -> None:
     code = "import signal, lightcake_fast; print(signal.getsignal(2) is signal.default_int_handler)"
     assert command("", code=code).stdout == "True\n"
     code = "import signal, sys; from lightcake_fast import cli; "

@@ -80,7 +80,7 @@ def test_all_ranks_reject_shares_of_different_partitions() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["family:60", "--parts", "0"], "parts: got 0"),
+        (["family:60", "--parts", "0"], "parts: expected an integer from 1 to 4096, got 0"),
         (["family:60", "--parts", "2", "--method", "chance"], "invalid choice: 'chance'"),
     ],
 )

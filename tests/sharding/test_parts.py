@@ -107,7 +107,7 @@ def test_incomplete_saves_are_ignored(tmp_path: Path) -> None:
         ({"files": ["../last-1-5-0-of-3.safetensors"]}, "damaged"),
         ({"files": []}, "damaged"),
         ({"format": 2}, "damaged"),
-        ({"tag": "1-4"}, "not of the save"),
+        ({"tag": "1-4"}, "expected tag '1-4' of last.json, got "),
         ({"files": ["last-1-5-0-of-3.safetensors"]}, "each entity's row once"),
         ({"files": ["last-1-5-0-of-3.safetensors"] * 3}, "each entity's row once"),
         ({"files": ["gone.safetensors"]}, "missing"),
@@ -124,5 +124,5 @@ def test_damaged_index_is_reported(tmp_path: Path, change: dict[str, Any], messa
 def test_binary_index_is_reported(tmp_path: Path) -> None:
     save_in_parts(tmp_path)
     (tmp_path / "last.json").write_bytes(b"\xff")
-    with pytest.raises(InputError, match="damaged: wanted an index"):
+    with pytest.raises(InputError, match="expected an index of a checkpoint's files, got a damaged file"):
         load(tmp_path)

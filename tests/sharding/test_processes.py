@@ -93,7 +93,7 @@ def test_processes_rank_entities(tmp_path: Path) -> None:
 def test_an_error_in_one_process_is_printed_once(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     outputs = ranks.finish(ranks.start(3, COMMAND, *FLAGS, "--out", str(tmp_path)), 2, 1, 1)
-    assert_one_error(outputs, f"{tmp_path} holds a run")
+    assert_one_error(outputs, f"{tmp_path}: expected a new folder, got a run")
 
 
 def test_an_error_in_all_processes_is_printed_once() -> None:
@@ -174,7 +174,7 @@ def test_a_signal_to_one_process_saves_and_stops_all(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_unsupported_options_give_one_line_errors(tmp_path: Path) -> None:
     outputs = ranks.finish(ranks.start(2, COMMAND, "--dataset", "family:60", "--cuda-graph", "on"), 2, 2)
-    assert_one_error(outputs, "cuda_graph: got 'on' under torchrun")
+    assert_one_error(outputs, "cuda_graph: expected 'auto' or 'off' under torchrun, got 'on'")
     partition(["family:60", "--parts", "3", "--out", str(tmp_path)])
     outputs = ranks.finish(ranks.start(2, COMMAND, "--partition", str(tmp_path)), 2, 2)
     assert_one_error(outputs, f"{tmp_path}: expected a partition for 2 processes, got one for 3")

@@ -1,4 +1,4 @@
-"""The captured step: what it forbids a step can be seen on the CPU, its replay only on a card."""
+"""Captured training step. The CPU shows which operations it forbids, only a GPU shows the replay."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,13 +20,13 @@ from lightcake_fast.training.experiment import Experiment
 from lightcake_fast.training.presets import resolve
 from tests.support.comparison import assert_bitwise_equal
 
-# operations whose result, or its size, the host must wait for: none of them can be captured
+# the host must wait for the result of these operations or for its size, so they cannot be captured
 WAITING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "bincount")
 BATCH = 40
 
 
 class RefusesToWait(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operations that the host must wait for."""
+    """Reject operations that the host must wait for."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -40,7 +40,7 @@ def data() -> KnowledgeGraph:
 
 
 class Training:
-    """A step on a model with every option in use, and what it changes."""
+    """Make a step on a model with all options, and the tensors that the step changes."""
 
     def __init__(self, data: KnowledgeGraph, device: str = "cpu", **flags: Any) -> None:
         options = {"input_dropout": 0.2, "row_dropout": 0.1, "unseen_rate": 0.2, "lr_decay": 0.5}
@@ -55,7 +55,7 @@ class Training:
         return [*self.model.parameters(), *averages, *self.step.average.tensors.values(), self.step.loss_sum]
 
     def epochs(self, advance: Callable[[Tensor], None]) -> list[Tensor]:
-        """Three epochs of four batches, the last short: the first warms up."""
+        """Run three epochs of four batches. The last batch is short. The first epoch is the warm-up."""
         order = torch.arange(3 * BATCH + 7, device=self.generator.device)
         for epoch in range(3):
             self.step.start_epoch(epoch)
@@ -74,9 +74,9 @@ class Training:
     ],
     ids=lambda flags: "-".join(str(value) for value in flags.values()),
 )
-def test_no_step_waits_for_the_device(data: KnowledgeGraph, flags: dict[str, Any]) -> None:
+def test_step_never_waits_for_the_device(data: KnowledgeGraph, flags: dict[str, Any]) -> None:
     training = Training(data, **flags)
-    training.step(torch.arange(BATCH))  # the first may make what later ones keep
+    training.step(torch.arange(BATCH))  # the first step can create tensors for later steps
     with RefusesToWait():  # type: ignore[no-untyped-call]
         training.step(torch.arange(BATCH))
 
@@ -85,18 +85,18 @@ def test_no_step_waits_for_the_device(data: KnowledgeGraph, flags: dict[str, Any
     ("choice", "device", "expected"),
     [("auto", "cpu", False), ("off", "cpu", False), ("auto", "cuda", True), ("on", "cuda:1", True)],
 )
-def test_capture_is_for_gpus(choice: str, device: str, expected: bool) -> None:
+def test_capture_needs_a_gpu(choice: str, device: str, expected: bool) -> None:
     assert wants_capture(choice, torch.device(device)) == expected
     assert not wants_capture("off", torch.device(device))
 
 
-def test_on_without_a_gpu_is_an_error(tmp_path: Any) -> None:
-    with pytest.raises(InputError, match=r"^cuda_graph: got 'on' with the device cpu, wanted a GPU$"):
+def test_cuda_graph_on_without_gpu_is_rejected(tmp_path: Any) -> None:
+    with pytest.raises(InputError, match=r"^cuda_graph: expected .* without a GPU, got 'on' on device cpu$"):
         train(["--cuda-graph", "on", "--device", "cpu", "--quiet", "--out", str(tmp_path / "run")])
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_captured_step_on_a_card_is_the_launched_one(data: KnowledgeGraph, number: int) -> None:
+def test_captured_step_equals_launched_step_on_gpu(data: KnowledgeGraph, number: int) -> None:
     if torch.cuda.device_count() <= number:
         pytest.skip(f"captures a step on cuda:{number}, which is not here")
     device = f"cuda:{number}"
@@ -108,7 +108,7 @@ def test_a_captured_step_on_a_card_is_the_launched_one(data: KnowledgeGraph, num
         assert_bitwise_equal(a, b, name=str(place))
 
 
-def test_a_step_that_cannot_be_recorded_is_launched(
+def test_step_that_cannot_be_recorded_is_launched(
     data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: Any) -> None:
@@ -122,13 +122,13 @@ def test_a_step_that_cannot_be_recorded_is_launched(
     assert training.step.loss_sum > 0
     assert not any(group["capturable"] for group in training.step.optimizer.param_groups)
     assert capsys.readouterr().err == (
-        "warning: no CUDA graph of the step, which is launched instead: "
+        "warning: no CUDA graph of the step, its kernels run one by one: "
         "operation not permitted when stream is capturing\n"
     )
 
 
 class FakeGenerator:
-    """Draws numbers as a CUDA generator does: its state says whether a capture is under way."""
+    """Draw numbers like a CUDA generator. Its state tells whether a capture is active."""
 
     def __init__(self, state: dict[str, int] | None = None) -> None:
         self.state = state or {"capturing": 0, "offset": 0}
@@ -147,7 +147,7 @@ class FakeGenerator:
 
 
 class FakeCUDA:
-    """The parts of `torch.cuda` that record a graph, with PyTorch's order of events when a capture fails."""
+    """Parts of `torch.cuda` that record a graph, with PyTorch's order of events after a failed capture."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.current, self.broken = "default", False
@@ -177,7 +177,7 @@ class FakeCUDA:
             generator.state["capturing"] = 1
         try:
             yield
-        finally:  # as `CUDAGraph.capture_end`: the generators and the stream are left as they are
+        finally:  # as `CUDAGraph.capture_end` does: generators and stream are not restored
             if self.broken:
                 raise RuntimeError("operation failed due to a previous error during capture")
         for generator in self.registered:
@@ -185,7 +185,7 @@ class FakeCUDA:
         self.current = "default"
 
 
-def test_a_failed_capture_restores_generators_and_stream(
+def test_failed_capture_restores_generators_and_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cuda, own = FakeCUDA(monkeypatch), FakeGenerator()
@@ -200,12 +200,12 @@ def test_a_failed_capture_restores_generators_and_stream(
     with pytest.raises(RuntimeError, match=r"^operation not permitted when stream is capturing$"):
         captured.record(fail, own)  # type: ignore[arg-type]
     made.append(own.draw(0))
-    assert made == [4, 8]  # as if the capture had not been tried
+    assert made == [4, 8]  # the same state as without a capture
     assert cuda.default_generators[0].draw(0) == 4
     assert cuda.current == "default"
 
 
-def test_a_capture_that_fails_at_its_end_gives_the_error_of_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_that_fails_at_its_end_raises_that_error(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, own = FakeCUDA(monkeypatch), FakeGenerator()
     cuda.broken = True
     with pytest.raises(RuntimeError, match=r"^operation failed due to a previous error during capture$"):
@@ -213,9 +213,9 @@ def test_a_capture_that_fails_at_its_end_gives_the_error_of_its_end(monkeypatch:
     assert own.draw(0) == 4
 
 
-def test_a_capture_that_succeeds_keeps_the_registered_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_successful_capture_keeps_registered_state(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCUDA(monkeypatch)
     own = FakeGenerator()
     registered = own.state
     captured.record(lambda: own.draw(1), own)()  # type: ignore[arg-type]
-    assert own.state is registered  # a replay advances this one
+    assert own.state is registered  # a replay advances this state

@@ -57,7 +57,7 @@ def parsed(*argv: str) -> dict[str, Any]:
     return vars(parser.parse_args(argv))
 
 
-def test_paper_preset_is_the_papers() -> None:
+def test_paper_preset_has_the_settings_of_the_paper() -> None:
     config = resolve({"preset": "paper", "dataset": "ddb14"})
     assert (config.dim, config.layers, config.batch_size, config.epochs) == (256, 4, 512, 20)
     assert (config.lr, config.l2) == (5e-3, 1e-7)
@@ -68,7 +68,7 @@ def test_paper_preset_is_the_papers() -> None:
 
 @pytest.mark.parametrize("score", ["distmult", "transe"])
 @pytest.mark.parametrize("dataset", ["family", "fb15k-237", "wn18rr", "nell995", "ddb14"])
-def test_best_preset_has_a_valid_row_for_every_data_set(dataset: str, score: str) -> None:
+def test_best_preset_is_valid_for_every_data_set(dataset: str, score: str) -> None:
     config = resolve({"dataset": dataset, "score": score})
     assert config.preset == "best"
     row = preset_settings("best", dataset, "lightcake", score)
@@ -77,12 +77,12 @@ def test_best_preset_has_a_valid_row_for_every_data_set(dataset: str, score: str
 
 
 @pytest.mark.parametrize("dataset", ["family", "wn18rr", "some/folder"])
-def test_a_score_without_a_row_has_distmults(dataset: str) -> None:
+def test_score_without_preset_uses_distmult_preset(dataset: str) -> None:
     settings = resolve({"dataset": dataset, "score": "complex"}).saved()
     assert settings == {**resolve({"dataset": dataset}).saved(), "score": "complex"}
 
 
-def test_scores_with_a_row_of_their_own() -> None:
+def test_some_scores_have_their_presets() -> None:
     assert resolve({"dataset": "ddb14", "score": "simple"}).lr == 1e-2
     rotate = resolve({"dataset": "nell995", "score": "rotate"})
     assert (rotate.lr, rotate.row_dropout, rotate.profile, rotate.links) == (1e-2, 0.8, "score", True)
@@ -90,19 +90,19 @@ def test_scores_with_a_row_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "lightcake"])
 @pytest.mark.parametrize("dataset", ["family", "wn18rr", "some/folder"])
-def test_baselines_have_no_terms_unless_told(name: str, dataset: str) -> None:
+def test_baselines_have_no_terms_by_default(name: str, dataset: str) -> None:
     config = resolve({"dataset": dataset, "model": name})
     assert (config.profile, config.links, config.mixing) == ("none", False, False)
     assert resolve({"dataset": dataset, "model": name, "profile": "score"}).profile == "score"
 
 
-def test_without_layers_the_presets_profile_is_that_of_the_score() -> None:
+def test_profile_without_layers_is_at_the_score() -> None:
     assert resolve({"dataset": "wn18rr"}).profile == "both"
     assert resolve({"dataset": "wn18rr", "layers": 0}).profile == "score"
-    assert resolve({"dataset": "wn18rr", "layers": 0, "profile": "both"}).profile == "both"  # refused later
+    assert resolve({"dataset": "wn18rr", "layers": 0, "profile": "both"}).profile == "both"  # rejected later
 
 
-def test_without_layers_nothing_is_mixed() -> None:
+def test_mixing_is_off_without_layers() -> None:
     assert resolve({"dataset": "wn18rr"}).mixing
     assert not resolve({"dataset": "wn18rr", "layers": 0}).mixing
     config = resolve({"dataset": "wn18rr", "layers": 0, "mixing": True})
@@ -110,9 +110,9 @@ def test_without_layers_nothing_is_mixed() -> None:
         build_model(config, 5, 2)
 
 
-def test_presets_name_the_fields_without_default_and_what_came_later() -> None:
+def test_presets_set_all_fields_without_default() -> None:
     needed = {field.name for field, _, _ in fields() if field.default is dataclasses.MISSING}
-    named = frozenset(needed | {"weight_average", "paths"})  # whose defaults open older run folders
+    named = frozenset(needed | {"weight_average", "paths"})  # their defaults open older run folders
     pairs = [("paper", "family"), ("best", "family"), ("best", "some/folder"), ("best", "wn18rr")]
     assert {frozenset(preset_settings(*pair, None, "distmult")) for pair in pairs} == {named}
 
@@ -121,7 +121,7 @@ def test_presets_name_the_fields_without_default_and_what_came_later() -> None:
     ("dataset", "key"),
     [("WN18RR", "wn18rr"), ("family:500:3", "family"), ("./wn18rr", "own"), ("some/folder", "own")],
 )
-def test_best_preset_by_spelling_of_the_data_set(dataset: str, key: str) -> None:
+def test_best_preset_ignores_case_of_data_set_name(dataset: str, key: str) -> None:
     row = preset_settings("best", key, "lightcake", "distmult")
     assert resolve({"dataset": dataset}).saved().items() >= row.items()
 
@@ -145,7 +145,7 @@ def test_preset_rules_name_known_fields_and_conditions() -> None:
 
 
 @pytest.mark.parametrize("triples", [1, 100, 3000, 20_000, 1_000_000])
-def test_data_of_ones_own_gets_epochs_and_batches_by_its_size(triples: int) -> None:
+def test_user_data_gets_epochs_and_batch_size_by_number_of_triples(triples: int) -> None:
     config = resolve({"dataset": "some/folder"}, triples)
     steps = math.ceil(triples / config.batch_size)
     assert config.epochs * steps >= 2000
@@ -160,7 +160,7 @@ def test_data_of_ones_own_gets_epochs_and_batches_by_its_size(triples: int) -> N
 
 
 @pytest.mark.parametrize("preset", ["paper", "best"])
-def test_a_flag_overrides_the_preset(preset: str) -> None:
+def test_flag_overrides_preset(preset: str) -> None:
     flags = parsed("--preset", preset, "--layers", "0", "--relation-bias", "--no-mask-targets", "--lr", "1")
     config = resolve(flags)
     assert (config.layers, config.relation_bias, config.mask_targets, config.lr) == (0, True, False, 1.0)
@@ -177,7 +177,7 @@ def test_every_field_is_a_flag_with_help_in_a_group() -> None:
         assert flag.group in GROUPS
 
 
-def test_flags_not_given_do_not_appear() -> None:
+def test_missing_flags_are_not_in_parsed_result() -> None:
     assert parsed() == {}
     assert parsed("--no-relation-bias", "--quiet") == {"relation_bias": False, "quiet": True}
 
@@ -185,20 +185,20 @@ def test_flags_not_given_do_not_appear() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "wanted"),
     [
-        ("dim", 0, "a whole number of at least 1"),
-        ("dim", 2.5, "a whole number of at least 1"),
-        ("dim", True, "a whole number of at least 1"),
-        ("dim", "64", "a whole number of at least 1"),
-        ("batch_size", 10**19, "a whole number of at least 1 and below 2147483648"),
-        ("epochs", 10**400, "a whole number of at least 1 and below 2147483648"),
-        ("layers", 1000, "a whole number of at least 0 and below 1000"),
+        ("dim", 0, "an integer of at least 1"),
+        ("dim", 2.5, "an integer of at least 1"),
+        ("dim", True, "an integer of at least 1"),
+        ("dim", "64", "an integer of at least 1"),
+        ("batch_size", 10**19, "an integer of at least 1 and below 2147483648"),
+        ("epochs", 10**400, "an integer of at least 1 and below 2147483648"),
+        ("layers", 1000, "an integer of at least 0 and below 1000"),
         ("l2", 1e300, "a number of at least 0 and below 2147483648"),
-        ("layers", -1, "a whole number of at least 0 and below 1000"),
-        ("batch_size", 0, "a whole number of at least 1"),
-        ("epochs", 0, "a whole number of at least 1"),
-        ("patience", 0, "a whole number of at least 1"),
-        ("seed", -1, "a whole number of at least 0 and below 9223372036854775808"),
-        ("seed", 2**63, "a whole number of at least 0 and below 9223372036854775808"),
+        ("layers", -1, "an integer of at least 0 and below 1000"),
+        ("batch_size", 0, "an integer of at least 1"),
+        ("epochs", 0, "an integer of at least 1"),
+        ("patience", 0, "an integer of at least 1"),
+        ("seed", -1, "an integer of at least 0 and below 9223372036854775808"),
+        ("seed", 2**63, "an integer of at least 0 and below 9223372036854775808"),
         ("lr", 0.0, "a number above 0"),
         ("lr", float("nan"), "a number above 0"),
         ("lr", float("inf"), "a number above 0 and below 2147483648"),
@@ -219,24 +219,24 @@ def test_flags_not_given_do_not_appear() -> None:
         ("data_dir", 5, "text"),
     ],
 )
-def test_wrong_values_name_field_and_what_was_wanted(field: str, value: Any, wanted: str) -> None:
+def test_wrong_value_names_field_and_expected_value(field: str, value: Any, wanted: str) -> None:
     with pytest.raises(InputError) as caught:
         resolve({field: value})
-    assert str(caught.value) == f"{field}: got {value!r}, wanted {wanted}"
+    assert str(caught.value) == f"{field}: expected {wanted}, got {value!r}"
     values = {**resolve({}).saved(), field: value}
     with pytest.raises(InputError) as caught:
         TrainingConfig.from_json(json.dumps(values))
-    assert str(caught.value).startswith(f"{field}: got ")
+    assert str(caught.value).startswith(f"{field}: expected ")
 
 
-def test_json_round_trip() -> None:
+def test_configuration_survives_json_round_trip() -> None:
     config = resolve({"dataset": "nell995", "lr": 0.1 + 0.2, "data_dir": "/data", "seed": 7})
     again = TrainingConfig.from_json(config.to_json())
     assert again == config
     assert again.lr.hex() == config.lr.hex()
 
 
-def test_a_setting_that_came_later_is_at_its_default() -> None:
+def test_old_configuration_gets_default_of_new_setting() -> None:
     values = resolve({"dim": 5}).saved()
     del values["composition"]
     assert TrainingConfig.from_json(json.dumps(values)) == resolve({"dim": 5})
@@ -251,17 +251,17 @@ def test_every_model_has_settings_in_every_preset(model: str, preset: str, datas
     assert (config.layers > 0) == has_context
     assert has_context or not config.mask_targets
     assert config.title == ("lightcake-distmult" if model == "lightcake" else model)
-    build_model(config, 3, 2)  # the width fits
+    build_model(config, 3, 2)  # raises if the width does not fit
 
 
 @pytest.mark.parametrize("spec", MODELS.values(), ids=MODELS)
-def test_a_models_record_names_fields_and_presets(spec: ModelSpec) -> None:
+def test_model_spec_names_known_fields_and_scores(spec: ModelSpec) -> None:
     names = {field.name for field in dataclasses.fields(TrainingConfig)}
     assert names >= {*spec.own}
     assert spec.nearest in {None, *BUILT_IN}
 
 
-def test_the_command_of_the_moment_is_not_saved() -> None:
+def test_settings_of_one_call_are_not_saved() -> None:
     config = resolve({"out": "here", "quiet": True, "cuda_graph": "off"})
     assert config.saved().keys().isdisjoint({"out", "resume", "quiet", "cuda_graph"})
 
@@ -271,27 +271,27 @@ def test_the_command_of_the_moment_is_not_saved() -> None:
     [
         (lambda text: text[:-10], "not JSON: "),
         (lambda text: "[" * 100_000, "not JSON: "),
-        (lambda text: "null", "got a JSON NoneType, wanted an object"),
+        (lambda text: "null", "expected a JSON object .*, got a JSON NoneType"),
         (lambda text: text.replace('"seed"', '"out": "/elsewhere", "seed"'), "unknown fields: out"),
-        (lambda text: "[1]", "got a JSON list, wanted an object"),
+        (lambda text: "[1]", "expected a JSON object .*, got a JSON list"),
         (lambda text: text.replace('"dim"', '"width"'), "unknown fields: width"),
         (lambda text: json.dumps({"dim": 3}), "missing fields: batch_size, "),
     ],
 )
-def test_damaged_json(change: Any, message: str) -> None:
+def test_damaged_json_is_rejected(change: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         TrainingConfig.from_json(change(resolve({}).to_json()))
 
 
 @pytest.mark.parametrize("field", FIXED_ON_RESUME)
-def test_fixed_fields_are_refused_on_resume(field: str) -> None:
+def test_fixed_fields_cannot_change_on_resume(field: str) -> None:
     config = resolve({})
     flag = "--" + field.replace("_", "-")
-    with pytest.raises(InputError, match=f"^{flag} cannot be changed with --resume"):
+    with pytest.raises(InputError, match=f"^--resume: expected only .*, got {flag}: omit it"):
         resumed(config, {"resume": "folder", field: getattr(config, field)})
 
 
-def test_other_fields_may_differ_on_resume() -> None:
+def test_other_fields_can_change_on_resume() -> None:
     changes: dict[str, Any] = {
         "dataset": "/mine",
         "data_dir": "/data",
@@ -305,7 +305,9 @@ def test_other_fields_may_differ_on_resume() -> None:
     assert config.fixed() == resolve({}).fixed()
 
 
-def test_paths_become_absolute_and_names_stay(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_become_absolute_and_names_do_not_change(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = resolve({"dataset": "mine/graph", "data_dir": "data"}).anchored()
     assert config.dataset == str(tmp_path / "mine" / "graph")
@@ -314,7 +316,7 @@ def test_paths_become_absolute_and_names_stay(tmp_path: Any, monkeypatch: pytest
     assert resolve({"dataset": "family:50"}).anchored().dataset == "family:50"
 
 
-def test_a_configuration_that_an_older_version_saved_trains_as_it_did(tmp_path: Path) -> None:
+def test_configuration_of_older_version_trains_the_same(tmp_path: Path) -> None:
     config = resolve({"dataset": "wn18rr", "paths": False, "weight_average": 0.0})
     older = {name: v for name, v in config.saved().items() if name not in ("paths", "weight_average")}
     (tmp_path / "config.json").write_text(json.dumps(older))
@@ -325,6 +327,6 @@ def test_a_configuration_that_an_older_version_saved_trains_as_it_did(tmp_path: 
 
 @pytest.mark.parametrize("flags", [{"model": "complex"}, {"score": "complex", "layers": 0}], ids=str)
 @pytest.mark.parametrize("task", ["relation", "entity"])
-def test_few_triples_get_many_epochs_in_every_model(flags: dict[str, Any], task: str) -> None:
+def test_small_data_gets_many_epochs_for_every_model(flags: dict[str, Any], task: str) -> None:
     epochs = [resolve({"dataset": "of/mine", "task": task, **flags}, count).epochs for count in (10, 1000)]
     assert epochs == [2000, 63]

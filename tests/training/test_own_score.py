@@ -1,4 +1,4 @@
-"""A score of the user's own, by `--score MODULE:NAME`: trained, resumed and asked, run only when named."""
+"""User-defined score with `--score MODULE:NAME`: train, resume and predict. The code runs only if named."""
 
 import importlib
 import json
@@ -43,20 +43,20 @@ FLAGS = ("--backend", "auto", "--score", "turns_of_mine:TURN")
 
 @pytest.fixture(autouse=True)
 def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with the user's module, in which the commands are called."""
+    """Change to a folder with the user's module."""
     (tmp_path / "turns_of_mine.py").write_text(CODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 def forget() -> None:
-    """As a new process would."""
+    """Forget the module and the score, as in a new process."""
     sys.modules.pop("turns_of_mine", None)
     for scores in (SCORES, BLOCKS):
         scores.pop("turns_of_mine:TURN", None)
 
 
-def test_it_trains_resumes_predicts_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_trains_resumes_predicts_and_explains(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Path("whole"), *FLAGS, "--epochs", "3") == 0
     assert json.loads(Path("whole/config.json").read_text())["score"] == "turns_of_mine:TURN"
     assert run(Path("stopped"), *FLAGS, "--epochs", "2") == 0
@@ -73,7 +73,7 @@ def test_it_trains_resumes_predicts_and_explains(capsys: pytest.CaptureFixture[s
     assert "MRR" in capsys.readouterr().out
 
 
-def test_no_code_runs_because_a_run_folder_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_from_run_folder_runs_no_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Path("theirs"), *FLAGS, "--epochs", "1") == 0
     forget()
     capsys.readouterr()
@@ -88,14 +88,14 @@ def test_no_code_runs_because_a_run_folder_names_it(capsys: pytest.CaptureFixtur
     assert "code of mine ran" not in capsys.readouterr().out
 
 
-def test_python_imports_the_score_that_it_is_given() -> None:
+def test_python_call_imports_named_score() -> None:
     size: dict[str, Any] = {"dim": 6, "layers": 1, "epochs": 1, "quiet": True}
     result = lightcake_fast.train("family:60", score="turns_of_mine:TURN", **size)
     assert result.summary["model"] == "lightcake-turns_of_mine:TURN"
     assert "turns_of_mine:TURN" in SCORES
 
 
-def test_what_a_search_says_to_type_next_can_be_typed(
+def test_commands_that_a_search_prints_work(
     peer: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     peer("optuna")
@@ -109,17 +109,17 @@ def test_what_a_search_says_to_type_next_can_be_typed(
         assert "MRR" in capsys.readouterr().out
 
 
-def test_a_run_keeps_its_score() -> None:
+def test_run_cannot_change_its_score() -> None:
     assert run(Path("mine"), *FLAGS, "--epochs", "1") == 0
-    with pytest.raises(InputError, match="--score cannot be changed with --resume"):
+    with pytest.raises(InputError, match=r"--resume: expected only .*, got --score"):
         resume(Path("mine"), "--score", "distmult", "--epochs", "2")
 
 
-def test_a_module_that_is_not_there() -> None:
+def test_missing_module_is_rejected() -> None:
     with pytest.raises(
         InputError, match=r"^score: expected MODULE:NAME that can be imported, got 'nothing:AT_ALL'"
     ):
         run(Path("none"), "--score", "nothing:AT_ALL")
     assert not Path("none").exists()
-    with pytest.raises(InputError, match="score: got 'rescal', wanted one of distmult, transe, complex"):
+    with pytest.raises(InputError, match="score: expected one of distmult, transe, complex"):
         run(Path("none"), "--score", "rescal")

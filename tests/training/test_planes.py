@@ -1,4 +1,4 @@
-"""`--score transh`: trained, resumed and asked; without layers it is the baseline `--model transh`."""
+"""`--score transh`: train, resume and predict. Without layers it is the baseline `--model transh`."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,9 @@ FLAGS = ("--score", "transh")
 PAIR = ("--head", "Priya Novák 10", "--tail", "Dmitri Novák 21")
 
 
-def test_it_trains_resumes_predicts_and_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_score_trains_resumes_predicts_and_explains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert run(whole, *FLAGS, "--lr", "0.02", "--epochs", "4") == 0
     losses = [record["loss"] for record in metrics(whole)]
@@ -42,7 +44,7 @@ def test_it_trains_resumes_predicts_and_explains(tmp_path: Path, capsys: pytest.
     assert "profile of head" in shown
 
 
-def test_without_layers_it_is_the_baseline(tmp_path: Path) -> None:
+def test_score_without_layers_is_the_baseline(tmp_path: Path) -> None:
     flags = ["--dataset", "family:60", "--dim", "6", "--batch-size", "64", "--epochs", "2", "--quiet"]
     flags += ["--profile", "score", "--links", "--input-dropout", "0.2", "--row-dropout", "0.1"]
     ours, baseline = tmp_path / "ours", tmp_path / "baseline"
@@ -56,7 +58,7 @@ def test_without_layers_it_is_the_baseline(tmp_path: Path) -> None:
     assert not weights
 
 
-def test_a_fused_back_end_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_fused_back_end_is_rejected_before_folder_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     message = "^backend: expected 'numba' or 'reference' for score 'transh', got 'triton'$"
     with pytest.raises(InputError, match=message):
@@ -70,6 +72,6 @@ def test_a_fused_back_end_is_refused_before_anything_is_made(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("dataset", ["family", "ddb14", "wn18rr", "my/folder"])
-def test_its_settings_are_those_of_transe(dataset: str) -> None:
+def test_transh_uses_presets_of_transe(dataset: str) -> None:
     ours, wanted = (preset_settings("best", dataset, "lightcake", score) for score in ("transh", "transe"))
     assert ours == wanted

@@ -1,4 +1,4 @@
-"""The command in processes of its own: signals, SIGKILL, exit codes, and what it prints."""
+"""The command in separate processes: signals, SIGKILL, exit codes and output."""
 
 import importlib
 import io
@@ -27,9 +27,9 @@ from tests.support.processes import FILE_EVENTS, HANG, signalled
 from tests.support.trained_runs import write_dataset
 from tests.support.training_runs import TINY, assert_equal_runs, start
 
-COMMAND = importlib.import_module("lightcake_fast.train")  # the package's `train` is the function
+COMMAND = importlib.import_module("lightcake_fast.train")  # `lightcake_fast.train` is the function
 LONG = [*TINY, "--epochs", "60", "--patience", "60"]
-LEAST_EVENTS = 900  # on the files of the long run: all signals come before its end
+LEAST_EVENTS = 900  # file events of the long run are more: all signals arrive before its end
 
 
 def finish(*flags: str, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -47,7 +47,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.full  # in the quick run, signals come in this process: test_resume.py
+@pytest.mark.full  # in the quick run, test_resume.py sends signals in this process
 def test_sigint_and_sigterm_save_first(long_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = [*LONG, "--out", str(folder)]
@@ -63,7 +63,7 @@ def test_sigint_and_sigterm_save_first(long_run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(11))
-def test_killed_three_times_at_random(long_run: Path, tmp_path: Path, seed: int) -> None:
+def test_run_survives_three_random_kills(long_run: Path, tmp_path: Path, seed: int) -> None:
     moments = random.Random(seed)
     folder = tmp_path / "run"
     for _ in range(3):
@@ -79,20 +79,20 @@ def test_killed_three_times_at_random(long_run: Path, tmp_path: Path, seed: int)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--epochs", "0"], "error: epochs: got 0, wanted a whole number of at least 1"),
+        (["--epochs", "0"], "error: epochs: expected an integer of at least 1, got 0"),
         (
             ["--batch-size", "1" + "0" * 19],
-            "error: batch_size: got 10000000000000000000, wanted",
+            "error: batch_size: expected an integer of at least 1 and below 2147483648",
         ),
         (["--epoch", "3"], "error: unrecognized arguments: --epoch 3"),
-        (["--score", "rescal"], "error: score: got 'rescal', wanted one of distmult, transe, complex"),
+        (["--score", "rescal"], "error: score: expected one of distmult, transe, complex"),
         (["--dim", "wide"], "error: argument --dim: invalid int value: 'wide'"),
-        (["--device", "tpu"], "error: device: got 'tpu', wanted auto, cpu, cuda or cuda:N"),
+        (["--device", "tpu"], "error: device: expected auto, cpu, cuda or cuda:N, got 'tpu'"),
         (["--dataset", "nowhere/to/be/found"], "error: dataset: expected one of "),
-        (["--resume", "nowhere"], "error: nowhere holds no run"),
+        (["--resume", "nowhere"], "error: nowhere: expected a run folder"),
     ],
 )
-def test_wrong_flags_get_one_line_and_exit_code_2(
+def test_wrong_flags_give_one_line_and_exit_code_2(
     tmp_path: Path, flags: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = [] if "--resume" in flags else ["--out", str(tmp_path / "run")]
@@ -102,15 +102,15 @@ def test_wrong_flags_get_one_line_and_exit_code_2(
     assert printed.count("\n") == 1
 
 
-def test_a_diverged_training_says_so_in_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_diverged_training_gives_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.run(train, [*TINY, "--lr", "2e9", "--out", str(tmp_path / "run")]) == 2
     printed = capfd.readouterr().err
     assert printed.startswith("error: training diverged in epoch 1: ")
-    assert printed.endswith("try a smaller --lr (it is 2e+09)\n")
+    assert printed.endswith("try a smaller --lr (now 2e+09)\n")
     assert printed.count("\n") == 1
 
 
-def test_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_on_user_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
     for name in ("train", "valid", "test"):
         (tmp_path / "mine" / f"{name}.txt").write_text("a\tis (x)\tb\nb\tis (y)\ta\n")
@@ -125,7 +125,7 @@ def test_a_folder_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert train(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0
 
 
-def test_a_folder_that_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_resume_after_data_folder_moved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     data, moved, folder = tmp_path / "data", tmp_path / "moved", tmp_path / "run"
     write_dataset(data)
     flags = ["--backend", "reference", "--epochs", "1", "--quiet", "--layers", "0"]
@@ -133,15 +133,15 @@ def test_a_folder_that_moves(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     data.rename(moved)
     assert cli.run(train, ["--resume", str(folder)]) == 2
     assert capfd.readouterr().err == (
-        f"error: {folder}: its data set was {data}, which is not there now: wanted its new place, "
+        f"error: {folder}: expected the run's data set at {data}, got nothing there: give its new place "
         "with --dataset\n"
     )
     assert cli.run(train, ["--resume", str(folder), "--dataset", "family:60", "--epochs", "2"]) == 2
-    assert "last.safetensors: made from another data set" in capfd.readouterr().err
+    assert "last.safetensors: expected a checkpoint of the given data set" in capfd.readouterr().err
     assert cli.run(train, ["--resume", str(folder), "--dataset", str(tmp_path / "no")]) == 2
     assert f"got '{tmp_path / 'no'}'" in capfd.readouterr().err
-    assert train(["--resume", str(folder), "--dataset", str(moved), "--quiet"]) == 0  # it was finished
-    assert train(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0  # the new place is noted
+    assert train(["--resume", str(folder), "--dataset", str(moved), "--quiet"]) == 0  # the run was finished
+    assert train(["--resume", str(folder), "--epochs", "2", "--quiet"]) == 0  # the new place is saved
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -156,7 +156,9 @@ def flags_in(text: str) -> list[str]:
     return re.findall(r"^  (?:-h, )?(--[a-z0-9-]+)", text, re.MULTILINE)
 
 
-def test_help_reads_well(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_shows_examples_and_common_flags(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     text = help_of("--help", capsys)
     assert text.index("\nexamples:\n") < text.index("\noptions:\n") < text.index("\nExit codes: 0 done")
@@ -165,23 +167,23 @@ def test_help_reads_well(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     assert {"--dataset", "--model", "--score", "--lr", "--seed", "--seeds"} <= set(flags_in(text))
 
 
-def test_all_flags_are_in_the_help_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_all_shows_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of("--help-all", capsys)
     assert set(flags_in(help_of("--help", capsys))) < set(flags_in(text))
     assert {"--" + field.name.replace("_", "-") for field, _, _ in fields()} < set(flags_in(text))
     assert "--relation-bias, --no-relation-bias" in text
 
 
-def test_out_on_a_run_names_resume(unbroken: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_out_with_existing_run_suggests_resume(unbroken: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = (unbroken / "config.json").read_bytes()
     assert cli.run(train, [*LONG, "--dim", "9", "--out", str(unbroken)]) == 2
     assert capfd.readouterr().err == (
-        f"error: {unbroken} holds a run: wanted a new folder (--resume {unbroken} goes on with it)\n"
+        f"error: {unbroken}: expected a new folder, got a run: use another, or --resume {unbroken}\n"
     )
     assert (unbroken / "config.json").read_bytes() == before
 
 
-def test_metrics_only_when_quiet_and_a_line_an_epoch_otherwise(
+def test_quiet_prints_only_metrics_otherwise_one_line_per_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = [flag for flag in TINY if flag != "--quiet"]
@@ -197,7 +199,7 @@ def test_metrics_only_when_quiet_and_a_line_an_epoch_otherwise(
     assert [line.partition(" (")[0] for line in quiet] == ["test all"], "all entities are seen"
 
 
-def test_a_terminal_gets_a_live_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_live_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightcake_fast.training.progress.REFRESH_SECONDS", 0.0)
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, color_system=None)
@@ -214,10 +216,11 @@ def test_a_terminal_gets_a_live_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "…" not in shown
 
 
-def test_the_time_left_does_not_count_what_came_before_the_first_step_ended(
+def test_remaining_time_ignores_time_before_first_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([1000.0, 1002.0])  # after a thousand seconds of compiling: the first step's end, the epoch's
+    # after 1,000 seconds of compilation: end of the first step, end of the epoch
+    clock = iter([1000.0, 1002.0])
     monkeypatch.setattr("lightcake_fast.training.progress.time.monotonic", lambda: next(clock))
     config, graph = resolve({"epochs": 4}), load_dataset("family:60")
     reporter = Reporter()
@@ -247,12 +250,12 @@ def test_the_time_left_does_not_count_what_came_before_the_first_step_ended(
         ),
     ],
 )
-def test_a_run_begins_with_the_hyperparameters_chosen(flags: dict[str, Any], line: str) -> None:
+def test_run_prints_chosen_hyperparameters(flags: dict[str, Any], line: str) -> None:
     assert hyperparameters(resolve(flags)) == line
 
 
 @pytest.mark.parametrize(("best", "said"), [(3, True), (2, False)])
-def test_a_last_epoch_that_is_the_best_says_how_to_go_on(
+def test_best_last_epoch_suggests_more_epochs(
     best: int, said: bool, unbroken: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = {**json.loads((unbroken / "results.json").read_text()), "epochs": 3, "best_epoch": best}
@@ -279,13 +282,16 @@ def test_only_the_command_flushes_denormals(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--device", "cuda:99"], "device: got 'cuda:99'"),
-        (["--cuda-graph", "on", "--device", "cpu"], "cuda_graph: got 'on'"),
-        (["--data-dir", "a\0b"], "data_dir: got 'a\\x00b', wanted text"),
+        (["--device", "cuda:99"], "GPUs, got 'cuda:99'"),
+        (
+            ["--cuda-graph", "on", "--device", "cpu"],
+            "cuda_graph: expected 'auto' or 'off' without a GPU, got 'on'",
+        ),
+        (["--data-dir", "a\0b"], "data_dir: expected text, got 'a\\x00b'"),
         (["--model", "rotate", "--dim", "7"], "dim: expected an even number for rotate, got 7"),
     ],
 )
-def test_what_cannot_be_trained_leaves_no_folder(
+def test_rejected_training_leaves_no_folder(
     flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"

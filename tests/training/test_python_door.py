@@ -1,4 +1,4 @@
-"""`lightcake_fast.train` from Python, and what the command has beyond it: many seeds, settings from files."""
+"""`lightcake_fast.train` in Python, and the command's additional features: several seeds, settings files."""
 
 import importlib
 import json
@@ -34,7 +34,7 @@ def result() -> TrainingResult:
     return lightcake_fast.train("family:60", **SMALL)
 
 
-def test_it_trains_as_the_command_does(result: TrainingResult, tmp_path: Path) -> None:
+def test_python_call_trains_like_the_command(result: TrainingResult, tmp_path: Path) -> None:
     assert main([*FLAGS, "--dataset", "family:60", "--out", str(tmp_path / "run")]) == 0
     written = json.loads((tmp_path / "run" / "results.json").read_text())
     assert without_times(result.summary) == without_times(written)
@@ -48,7 +48,7 @@ def test_it_trains_as_the_command_does(result: TrainingResult, tmp_path: Path) -
         assert torch.equal(tensor, again[name])
 
 
-def test_what_it_gives(result: TrainingResult) -> None:
+def test_result_has_metrics_history_and_model(result: TrainingResult) -> None:
     assert result.run is None
     assert result.model.evaluate("test") == result.metrics
     frame = result.history.to_pandas()
@@ -62,7 +62,7 @@ def test_what_it_gives(result: TrainingResult) -> None:
     assert repr(result) == f"TrainingResult(lightcake-distmult on family: test MRR {found}"
 
 
-def test_a_notebook_shows_the_curves(result: TrainingResult, peer: Callable[[str], Any]) -> None:
+def test_notebook_shows_curves(result: TrainingResult, peer: Callable[[str], Any]) -> None:
     pytest.importorskip("matplotlib")
     formatters = peer("IPython.core.formatters")
     figure = result.plot()
@@ -70,13 +70,13 @@ def test_a_notebook_shows_the_curves(result: TrainingResult, peer: Callable[[str
     assert shown["image/png"].startswith(b"\x89PNG")
 
 
-def test_curves_have_ticks_at_whole_epochs(result: TrainingResult) -> None:
+def test_curves_have_ticks_at_integer_epochs(result: TrainingResult) -> None:
     pytest.importorskip("matplotlib")
     for axes in result.plot().axes:
         assert [tick for tick in axes.get_xticks() if 1 <= tick <= 2] == [1, 2]
 
 
-def test_nothing_is_printed_and_nothing_stays(
+def test_quiet_prints_nothing_and_keeps_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -91,7 +91,7 @@ def test_nothing_is_printed_and_nothing_stays(
     assert "--resume" not in shown
 
 
-def test_callbacks_get_each_epoch_and_may_end_the_training(tmp_path: Path) -> None:
+def test_callbacks_get_each_epoch_and_can_end_training(tmp_path: Path) -> None:
     seen: list[dict[str, Any]] = []
     result = lightcake_fast.train("family:60", callbacks=[seen.append], out=tmp_path / "run", **SMALL)
     assert seen == list(result.history)
@@ -108,7 +108,7 @@ def test_callbacks_get_each_epoch_and_may_end_the_training(tmp_path: Path) -> No
 
 
 def hand_made() -> KnowledgeGraph:
-    """A graph in no file, with ids that no reader would give and an entity without a triple."""
+    """Make a graph in memory, with ids that no reader would choose and an entity without triples."""
     data = load_dataset("family:60")
     order = np.random.default_rng(0).permutation(data.num_entities)
     names = np.array([*data.entities, "nobody"])
@@ -120,7 +120,7 @@ def hand_made() -> KnowledgeGraph:
     return KnowledgeGraph("my graph/1", entities, data.relations, train, valid, test)
 
 
-def test_a_graph_at_hand_lies_in_the_run_folder(tmp_path: Path) -> None:
+def test_graph_from_memory_is_saved_in_run_folder(tmp_path: Path) -> None:
     data = hand_made()
     result = lightcake_fast.train(data, out=tmp_path / "run", **SMALL)
     opened = lightcake_fast.load(tmp_path / "run")
@@ -133,7 +133,7 @@ def test_a_graph_at_hand_lies_in_the_run_folder(tmp_path: Path) -> None:
     assert passing.summary["dataset"] == "my graph/1"
 
 
-def test_a_written_folder_is_read_as_it_was(tmp_path: Path) -> None:
+def test_written_folder_is_read_unchanged(tmp_path: Path) -> None:
     data = hand_made()
     write_folder(data, tmp_path / "data")
     assert read_folder(tmp_path / "data").fingerprint == data.fingerprint
@@ -143,8 +143,8 @@ def test_a_written_folder_is_read_as_it_was(tmp_path: Path) -> None:
         write_folder(broken, tmp_path / "broken")
 
 
-def test_any_triples_train_resume_and_predict(tmp_path: Path) -> None:
-    """The same split, whether they come from a file, a list or a DataFrame."""
+def test_triples_from_file_list_or_frame_train_resume_and_predict(tmp_path: Path) -> None:
+    """A file, a list and a DataFrame give the same split."""
     people = load_dataset("family:60")
     rows = [(people.entities[h], people.relations[r], people.entities[t]) for h, r, t in people.train]
     path = tmp_path / "people.csv"
@@ -157,20 +157,22 @@ def test_any_triples_train_resume_and_predict(tmp_path: Path) -> None:
     assert lightcake_fast.train(frame, split=(0.7, 0.2, 0.1), **SMALL).metrics == listed.metrics
     assert main(["--resume", str(tmp_path / "run"), "--epochs", "3", "--quiet"]) == 0
     path.unlink()
-    with pytest.raises(InputError, match=r"its data set was .*people\.csv, which is not there now"):
+    with pytest.raises(InputError, match=r"data set at .*people\.csv, got nothing there"):
         lightcake_fast.load(tmp_path / "run")
 
 
-def test_wrong_calls_are_answered(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=r"no setting 'epoch' \(did you mean epochs\?\)"):
+def test_wrong_calls_raise_clear_errors(tmp_path: Path) -> None:
+    with pytest.raises(
+        TypeError, match=r"train: expected known settings, got 'epoch' \(did you mean epochs\?\)"
+    ):
         lightcake_fast.train("family:60", epoch=3)
     with pytest.raises(TypeError, match=r"triples: expected an array, list or DataFrame .*, got dict"):
         lightcake_fast.train({})
     wrong: Any
     for wrong in (3, [3], [print, None]):
-        with pytest.raises(TypeError, match=r"callbacks: got .*, wanted a function or several"):
+        with pytest.raises(TypeError, match=r"callbacks: expected a function or several, got "):
             lightcake_fast.train("family:60", callbacks=wrong, **SMALL)
-    with pytest.raises(InputError, match="lr: got 'fast', wanted a number above 0"):
+    with pytest.raises(InputError, match="lr: expected a number above 0, got 'fast'"):
         lightcake_fast.train("family:60", lr="fast")
     rows = np.array([[0, 0, 1]])
     empty = KnowledgeGraph("x", ("a", "b"), ("r",), rows, rows[:0], rows)
@@ -178,7 +180,7 @@ def test_wrong_calls_are_answered(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected names without tabs, line breaks"):
         lightcake_fast.train(broken, out=tmp_path / "run", **SMALL)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(InputError, match="x: its valid split is empty"):
+    with pytest.raises(InputError, match="x: expected at least one triple in the valid split"):
         lightcake_fast.train(empty, **SMALL)
     wrong = (1, "b")
     with pytest.raises(TypeError, match="entities: expected strings, got the name 1"):
@@ -189,7 +191,7 @@ def test_wrong_calls_are_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SURROUNDINGS)
-def test_what_the_caller_has_set_changes_no_training(name: str, result: TrainingResult) -> None:
+def test_caller_settings_do_not_change_training(name: str, result: TrainingResult) -> None:
     def state() -> tuple[Any, ...]:
         return torch.get_default_dtype(), torch.get_default_device(), torch.is_autocast_enabled("cpu")
 
@@ -214,7 +216,7 @@ def test_what_the_caller_has_set_changes_no_training(name: str, result: Training
         "import lightcake_fast.train as train; assert train is lightcake_fast.train",
     ],
 )
-def test_the_name_is_the_function_whatever_was_imported(code: str) -> None:
+def test_train_is_the_function_after_any_import(code: str) -> None:
     check = "import lightcake_fast\nassert lightcake_fast.train.__name__ == 'train', lightcake_fast.train"
     for order in (f"{code}\n{check}", f"{check}\n{code}\n{check}"):
         text = order if "as train" not in code else f"import lightcake_fast\n{order}"
@@ -222,7 +224,7 @@ def test_the_name_is_the_function_whatever_was_imported(code: str) -> None:
     assert importlib.import_module("lightcake_fast.train").main is main
 
 
-def test_many_seeds_give_mean_and_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_seeds_give_mean_and_deviation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FLAGS, "--dataset", "family:60", "--seeds", "3,5", "--out", str(tmp_path / "runs")]) == 0
     shown = capsys.readouterr().out
     values = []
@@ -234,7 +236,7 @@ def test_many_seeds_give_mean_and_deviation(tmp_path: Path, capsys: pytest.Captu
     assert f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}" in shown
 
 
-def test_settings_from_a_file(tmp_path: Path) -> None:
+def test_settings_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     file.write_text('dataset = "family:60"\nmodel = "transe"\ndim = 4\nbatch-size = 64\nepochs = 1\n')
     assert main(["--config", str(file), "--dim", "5", "--quiet", "--out", str(tmp_path / "a")]) == 0
@@ -248,17 +250,17 @@ def test_settings_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [
-        ("dims = 4", [], r"settings.toml: there is no setting 'dims' (did you mean dim?)"),
+        ("dims = 4", [], r"settings.toml: expected names of settings, got 'dims' (did you mean dim?)"),
         ("dim = ", [], "settings.toml: "),
-        ("dim = 'wide'", [], "dim: got 'wide', wanted a whole number of at least 1"),
-        ("model = 'transe'\nlayers = 2", [], "layers: transe has no such setting"),
-        ("", ["--resume", "x"], "--config is for new runs"),
-        ("", ["--seeds", "1,x"], "argument --seeds: got '1,x', wanted different whole numbers"),
-        ("", ["--seeds", "1,1"], "argument --seeds: got '1,1', wanted different whole numbers"),
-        ("", ["--seeds", "1,2", "--seed", "3"], "got --seed and --seeds, wanted one of them"),
+        ("dim = 'wide'", [], "dim: expected an integer of at least 1, got 'wide'"),
+        ("model = 'transe'\nlayers = 2", [], "layers: expected model lightcake or"),
+        ("", ["--resume", "x"], "--config: expected a new run, got --resume"),
+        ("", ["--seeds", "1,x"], "argument --seeds: expected different integers, as in 0,1,2, got '1,x'"),
+        ("", ["--seeds", "1,1"], "argument --seeds: expected different integers, as in 0,1,2, got '1,1'"),
+        ("", ["--seeds", "1,2", "--seed", "3"], "--seeds: expected no --seed, got both"),
     ],
 )
-def test_wrong_files_and_seeds(
+def test_wrong_settings_files_and_seeds_are_rejected(
     text: str, flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "settings.toml"
@@ -268,7 +270,7 @@ def test_wrong_files_and_seeds(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_experiment_steps_and_ranks_as_the_command_does(result: TrainingResult) -> None:
+def test_experiment_trains_and_ranks_like_the_command(result: TrainingResult) -> None:
     experiment = Experiment.of(dataset="family:60", **SMALL)
     for number, record in enumerate(result.history):
         experiment.step.loss_sum.zero_()
@@ -279,7 +281,7 @@ def test_an_experiment_steps_and_ranks_as_the_command_does(result: TrainingResul
     assert experiment.parameters == result.summary["parameters"]
 
 
-def test_settings_as_python_has_them(tmp_path: Path, result: TrainingResult) -> None:
+def test_python_types_are_accepted_as_settings(tmp_path: Path, result: TrainingResult) -> None:
     numbers = {**SMALL, "dim": np.int64(6), "lr": np.float64(0.005), "out": None, "callbacks": None}
     found = lightcake_fast.train("family:60", **numbers)
     assert found.run is None
@@ -297,16 +299,16 @@ def test_settings_as_python_has_them(tmp_path: Path, result: TrainingResult) -> 
     rows = [tuple(line.rstrip("\n").split("\t")) for line in lines]
     listed = lightcake_fast.train(rows, split=np.array((0.7, 0.2, 0.1)), **SMALL)
     assert listed.metrics == shares.metrics
-    with pytest.raises(InputError, match=r"split: got 0\.6, wanted text"):
+    with pytest.raises(InputError, match=r"split: expected text, got 0\.6"):
         lightcake_fast.train(tmp_path / "all.tsv", split=0.6, **SMALL)
     for option in ({"split": (0.6, 0.2, 0.2)}, {"strip": True}):
-        with pytest.raises(InputError, match="of a KnowledgeGraph"):
+        with pytest.raises(InputError, match="expected triples, got a KnowledgeGraph"):
             lightcake_fast.train(data, **option, **SMALL)
-    with pytest.raises(InputError, match="out: got '', wanted text, not empty"):
+    with pytest.raises(InputError, match="out: expected nonempty text, got ''"):
         lightcake_fast.train("family:60", out="", **SMALL)
 
 
-def test_a_callback_may_change_what_it_gets(tmp_path: Path) -> None:
+def test_callback_can_change_its_record(tmp_path: Path) -> None:
     def spoil(record: dict[str, Any]) -> None:
         record["valid"].clear()
 
@@ -314,9 +316,9 @@ def test_a_callback_may_change_what_it_gets(tmp_path: Path) -> None:
     assert all(record["valid"]["all"]["mrr"] for record in result.history)
 
 
-def test_a_run_with_its_own_data_may_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_saved_data_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = lightcake_fast.train(hand_made(), out=tmp_path / "run", **SMALL)
-    assert lightcake_fast.load(tmp_path / "run").data.name == "my-graph-1"  # its name as that of a file
+    assert lightcake_fast.load(tmp_path / "run").data.name == "my-graph-1"  # name of the data folder
     (tmp_path / "run").rename(tmp_path / "moved")
     monkeypatch.chdir(tmp_path)
     assert lightcake_fast.load("moved").data.name == "my-graph-1"
@@ -325,17 +327,17 @@ def test_a_run_with_its_own_data_may_be_moved(tmp_path: Path, monkeypatch: pytes
     assert (summary["epochs"], summary["dataset"]) == (3, "my-graph-1")
 
 
-def test_a_run_whose_data_are_gone_takes_no_others(tmp_path: Path) -> None:
+def test_run_with_missing_data_rejects_other_data(tmp_path: Path) -> None:
     data = load_dataset("family:60")
     write_folder(data, tmp_path / "far" / "data")
     lightcake_fast.train(tmp_path / "far" / "data", out=tmp_path / "run", **SMALL)
     (tmp_path / "far" / "data").rename(tmp_path / "far" / "elsewhere")
     write_folder(load_dataset("family:61"), tmp_path / "data")
-    with pytest.raises(InputError, match=r"its data set was .*/far/data, which is not there now"):
+    with pytest.raises(InputError, match=r"data set at .*/far/data, got nothing there"):
         lightcake_fast.load(tmp_path / "run")
 
 
-def test_a_name_that_begins_like_a_file(tmp_path: Path) -> None:
+def test_data_name_like_a_file_name_is_accepted(tmp_path: Path) -> None:
     data = load_dataset("family:60")
     first = data.train[0, 0]
     names = [name if id != first else "\ufeff" + name for id, name in enumerate(data.entities)]
@@ -345,7 +347,7 @@ def test_a_name_that_begins_like_a_file(tmp_path: Path) -> None:
     assert lightcake_fast.load(tmp_path / "run").evaluate("test") == result.metrics
 
 
-def test_many_seeds_go_on_after_a_stop(
+def test_several_seeds_resume_after_a_stop(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(trainer: Any, split: str) -> Any:
@@ -371,19 +373,19 @@ def test_many_seeds_go_on_after_a_stop(
         assert_equal_runs(tmp_path / "cut" / f"seed-{seed}", tmp_path / "whole" / f"seed-{seed}")
 
 
-def test_many_seeds_go_on_with_their_own_settings_alone(
+def test_several_seeds_resume_only_with_the_same_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*FLAGS, "--dataset", "family:60", "--out"]
     assert cli.run(main, [*argv, str(tmp_path / "seed-1"), "--seed", "1"]) == 0
     assert cli.run(main, [*argv, str(tmp_path), "--seeds", "0,1", "--lr", "0.5"]) == 2
-    assert "seed-1 holds a run with lr 0.01, got 0.5: wanted the same, or another folder" in (
+    assert "seed-1: expected lr 0.01 of its run, got 0.5: use this value or another folder" in (
         capsys.readouterr().err
     )
     assert [path.name for path in tmp_path.iterdir()] == ["seed-1"]
     assert cli.run(main, [*argv, str(tmp_path), "--seeds", "0,1", "--epochs", "1"]) == 2
-    assert "holds a run with epochs 2, got 1: wanted as many or more" in capsys.readouterr().err
-    assert cli.run(main, [*argv, str(tmp_path / "seed-0"), "--epochs", "1"]) == 0  # which could go on
+    assert "expected epochs at least 2 of its run, got 1" in capsys.readouterr().err
+    assert cli.run(main, [*argv, str(tmp_path / "seed-0"), "--epochs", "1"]) == 0  # the run could resume
     assert cli.run(main, [*argv, str(tmp_path), "--seeds", "0,1", "--lr", "0.01", "--dim", "7"]) == 2
     (tmp_path / "seed-1" / "config.json").write_text("{")
     capsys.readouterr()

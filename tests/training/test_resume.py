@@ -1,4 +1,4 @@
-"""Runs stopped and killed at chosen points in this process: they must end as if nothing had happened."""
+"""Runs that are stopped or killed at chosen points in this process end with the same results."""
 
 import dataclasses
 import importlib
@@ -33,12 +33,12 @@ from tests.support.training_runs import EPOCHS, TINY, assert_equal_runs, metrics
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing in the package handles it."""
+    """Stand-in for SIGKILL. The package does not handle it."""
 
 
 @contextmanager
 def at_step(number: int, act: Callable[[], object]) -> Iterator[None]:
-    """Call `act` in the middle of the step of this number, counted from 1 over all epochs."""
+    """Call `act` in the middle of the step with this number, counted from 1 over all epochs."""
     original, count = TrainingStep.__call__, 0
 
     def step(self: TrainingStep, batch: Tensor) -> None:
@@ -55,7 +55,7 @@ def at_step(number: int, act: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def killed_at_write(number: int) -> Iterator[list[int]]:
-    """Raise `Killed` before the fsync or rename of this number; counts them in the list it gives."""
+    """Raise `Killed` before the fsync or rename with this number. The yielded list collects the calls."""
     count = [0]
 
     def counting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,7 +78,7 @@ def send(number: signal.Signals) -> Callable[[], None]:
 
 
 def steps_of(folder: Path) -> int:
-    """Steps an epoch, counted."""
+    """Count the steps of each epoch."""
     count = 0
 
     def step(self: TrainingStep, batch: Tensor) -> None:
@@ -91,7 +91,7 @@ def steps_of(folder: Path) -> int:
     return count
 
 
-def test_the_run_has_several_steps_an_epoch(tmp_path: Path) -> None:
+def test_run_has_several_steps_per_epoch(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "run") >= 3
 
 
@@ -100,14 +100,16 @@ def test_two_runs_are_bitwise_equal(unbroken: Path, tmp_path: Path) -> None:
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_another_seed_gives_another_run(unbroken: Path, tmp_path: Path) -> None:
+def test_other_seed_gives_other_run(unbroken: Path, tmp_path: Path) -> None:
     assert run(tmp_path / "run", *EPOCHS, "--seed", "1") == 0
     assert metrics(tmp_path / "run") != metrics(unbroken)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("place", ["first", "middle", "last", "second epoch"])
-def test_stopped_by_a_signal(unbroken: Path, tmp_path: Path, number: signal.Signals, place: str) -> None:
+def test_run_stopped_by_a_signal_resumes(
+    unbroken: Path, tmp_path: Path, number: signal.Signals, place: str
+) -> None:
     steps = steps_of(tmp_path / "count")
     step = {"first": 1, "middle": 2, "last": steps, "second epoch": steps + 2}[place]
     with at_step(step, send(number)), pytest.raises(SystemExit) as stop:
@@ -117,7 +119,7 @@ def test_stopped_by_a_signal(unbroken: Path, tmp_path: Path, number: signal.Sign
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_stopped_twice_in_one_epoch(unbroken: Path, tmp_path: Path) -> None:
+def test_run_stopped_twice_in_one_epoch_resumes(unbroken: Path, tmp_path: Path) -> None:
     with at_step(1, send(signal.SIGINT)), pytest.raises(SystemExit):
         run(tmp_path / "run", *EPOCHS)
     with at_step(1, send(signal.SIGINT)), pytest.raises(SystemExit):
@@ -126,7 +128,9 @@ def test_stopped_twice_in_one_epoch(unbroken: Path, tmp_path: Path) -> None:
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_stopped_during_validation(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_stopped_during_validation_resumes(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evaluate = Experiment.evaluate
 
     def interrupted(experiment: Experiment, split: str) -> Evaluation:
@@ -142,7 +146,7 @@ def test_stopped_during_validation(unbroken: Path, tmp_path: Path, monkeypatch: 
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_more_signals_while_saving(unbroken: Path, tmp_path: Path) -> None:
+def test_more_signals_do_not_interrupt_a_save(unbroken: Path, tmp_path: Path) -> None:
     fsync = os.fsync
 
     def interrupted(file: int) -> None:
@@ -162,7 +166,7 @@ def test_more_signals_while_saving(unbroken: Path, tmp_path: Path) -> None:
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_a_third_ctrl_c_aborts_a_save_and_leaves_the_old_checkpoint(
+def test_third_ctrl_c_aborts_a_save_and_keeps_the_old_checkpoint(
     unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, main, over = tmp_path / "run", threading.main_thread(), threading.Event()
@@ -204,7 +208,7 @@ def test_a_third_ctrl_c_aborts_a_save_and_leaves_the_old_checkpoint(
 
 
 @pytest.mark.parametrize("abortable", [True, False])
-def test_ctrl_c_of_several_ranks_and_sigterm_never_cut_a_save_off(abortable: bool) -> None:
+def test_ctrl_c_of_several_ranks_and_sigterm_never_abort_a_save(abortable: bool) -> None:
     number = signal.SIGTERM if abortable else signal.SIGINT
     with Interrupt(abortable=abortable) as interrupt:
         interrupt.defer()
@@ -213,8 +217,8 @@ def test_ctrl_c_of_several_ranks_and_sigterm_never_cut_a_save_off(abortable: boo
     assert interrupt.signal == number
 
 
-def test_a_signal_before_training_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = importlib.import_module("lightcake_fast.train")  # the package's `train` is the function
+def test_signal_before_training_ends_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = importlib.import_module("lightcake_fast.train")  # `lightcake_fast.train` is the function
     monkeypatch.setattr(command, "load_dataset", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(SystemExit) as stop:
         run(tmp_path / "run")
@@ -222,7 +226,7 @@ def test_a_signal_before_training_ends_at_once(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "run").exists()
 
 
-def test_handlers_are_put_back(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored(tmp_path: Path) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     run(tmp_path / "run", "--epochs", "1")
@@ -230,7 +234,7 @@ def test_handlers_are_put_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 5, 8])
-def test_killed_between_writes(unbroken: Path, tmp_path: Path, step: int) -> None:
+def test_run_killed_between_writes_resumes(unbroken: Path, tmp_path: Path, step: int) -> None:
     def kill() -> None:
         raise Killed
 
@@ -240,7 +244,7 @@ def test_killed_between_writes(unbroken: Path, tmp_path: Path, step: int) -> Non
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_killed_before_every_single_write(unbroken: Path, tmp_path: Path) -> None:
+def test_run_killed_before_any_write_resumes(unbroken: Path, tmp_path: Path) -> None:
     with killed_at_write(0) as writes:
         run(tmp_path / "count", *EPOCHS)
     assert writes[0] > 20
@@ -250,12 +254,12 @@ def test_killed_before_every_single_write(unbroken: Path, tmp_path: Path) -> Non
             run(folder, *EPOCHS)
         if folder.exists():
             assert resume(folder) == 0
-        else:  # killed before there was a folder: it never began
+        else:  # killed before the folder existed: the run never started
             assert run(folder, *EPOCHS) == 0
         assert_equal_runs(folder, unbroken)
 
 
-def test_killed_while_resuming(unbroken: Path, tmp_path: Path) -> None:
+def test_run_killed_while_resuming_resumes(unbroken: Path, tmp_path: Path) -> None:
     with at_step(2, send(signal.SIGINT)), pytest.raises(SystemExit):
         run(tmp_path / "run", *EPOCHS)
     number = 0
@@ -270,7 +274,9 @@ def test_killed_while_resuming(unbroken: Path, tmp_path: Path) -> None:
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_saved_by_the_clock(unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_saved_at_time_intervals(
+    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def kill() -> None:
         raise Killed
 
@@ -286,8 +292,8 @@ def test_saved_by_the_clock(unbroken: Path, tmp_path: Path, monkeypatch: pytest.
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_saves_cost_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock of our own: steps of 10 seconds, saves of 20, so that one comes every 200."""
+def test_saves_take_at_most_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a simulated clock, a step takes 10 seconds and a save 20, so saves are 200 seconds apart."""
     now, steps, saved = [0.0], [0], []
     step, save = TrainingStep.__call__, RunFolder.save_last
 
@@ -310,13 +316,13 @@ def test_saves_cost_a_tenth_of_the_time(tmp_path: Path, monkeypatch: pytest.Monk
     assert saved == [*range(5, steps[0], 20), steps[0]]
 
 
-def test_more_epochs_than_at_first(unbroken: Path, tmp_path: Path) -> None:
+def test_resume_with_more_epochs(unbroken: Path, tmp_path: Path) -> None:
     assert run(tmp_path / "run", "--epochs", "1") == 0
     assert resume(tmp_path / "run", "--epochs", "3") == 0
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_killed_after_going_on_with_more_epochs(unbroken: Path, tmp_path: Path) -> None:
+def test_run_killed_after_resume_with_more_epochs_resumes(unbroken: Path, tmp_path: Path) -> None:
     def kill() -> None:
         raise Killed
 
@@ -327,21 +333,19 @@ def test_killed_after_going_on_with_more_epochs(unbroken: Path, tmp_path: Path) 
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_patience_ends_a_run_and_more_patience_goes_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = ["--lr", "1e-9", "--seed", "3"]  # nothing is learned: no epoch is better than an earlier one
+def test_more_patience_continues_a_finished_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--lr", "1e-9", "--seed", "3"]  # the model learns nothing, so the first epoch stays the best
     assert run(tmp_path / "run", *flags, "--epochs", "9", "--patience", "2") == 0
     ended = len(metrics(tmp_path / "run"))
     assert ended < 9
     assert train(["--resume", str(tmp_path / "run"), "--epochs", "20"]) == 0
-    assert "with more --patience than 2 it would go on" in capsys.readouterr().out
+    assert "use more --patience than 2" in capsys.readouterr().out
     assert resume(tmp_path / "run", "--patience", "9", "--epochs", str(ended + 2)) == 0
     assert run(tmp_path / "whole", *flags, "--patience", "9", "--epochs", str(ended + 2)) == 0
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_finished_run_says_so_and_changes_nothing(
+def test_finished_run_prints_this_and_changes_nothing(
     unbroken: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path.name: path.read_bytes() for path in unbroken.iterdir()}
@@ -352,8 +356,8 @@ def test_a_finished_run_says_so_and_changes_nothing(
     assert "MRR" in quiet
     assert train(["--resume", str(unbroken)]) == 0
     shown = capsys.readouterr().out
-    assert "this run is finished, after 3 epochs" in shown
-    assert "with more --epochs than 3 it would go on" in shown.replace("\n", " ")
+    assert "this run is finished after 3 epochs" in shown
+    assert "use more --epochs than 3" in shown.replace("\n", " ")
     assert str(unbroken) in shown.replace("\n", "")
     assert {path.name: path.read_bytes() for path in unbroken.iterdir()} == before
 
@@ -361,12 +365,12 @@ def test_a_finished_run_says_so_and_changes_nothing(
 @pytest.mark.parametrize(
     ("flag", "value", "message"),
     [
-        ("--device", "cuda:99", "device: got 'cuda:99', but there are"),
-        ("--cuda-graph", "on", "cuda_graph: got 'on' with the device cpu"),
+        ("--device", "cuda:99", "device: expected one of "),
+        ("--cuda-graph", "on", "cuda_graph: expected 'auto' or 'off' without a GPU"),
         ("--backend", "triton", "backend: expected tensors on a GPU for 'triton'"),
     ],
 )
-def test_what_cannot_run_here_leaves_a_run_as_it_is(
+def test_rejected_resume_does_not_change_run(
     unbroken: Path, flag: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightcake_fast.backends._INTERPRETED", False)
@@ -379,14 +383,16 @@ def test_what_cannot_run_here_leaves_a_run_as_it_is(
 @pytest.mark.parametrize(
     ("field", "other", "message"),
     [
-        ('"dim": 6', '"dim": 8', "made with dim 6, the run's is 8"),
-        ('"score": "distmult"', '"score": "transe"', "made with score 'distmult', the run's is 'transe'"),
-        ('"family:60"', '"family:61"', "made from another data set"),
+        ('"dim": 6', '"dim": 8', "expected a checkpoint with dim 8, got 6"),
+        (
+            '"score": "distmult"',
+            '"score": "transe"',
+            "expected a checkpoint with score 'transe', got 'distmult'",
+        ),
+        ('"family:60"', '"family:61"', "got one of another data set"),
     ],
 )
-def test_a_folder_whose_configuration_was_changed(
-    tmp_path: Path, field: str, other: str, message: str
-) -> None:
+def test_changed_configuration_is_rejected(tmp_path: Path, field: str, other: str, message: str) -> None:
     with at_step(2, send(signal.SIGINT)), pytest.raises(SystemExit):
         run(tmp_path / "run", *EPOCHS)
     config = (tmp_path / "run" / "config.json").read_text()
@@ -397,21 +403,21 @@ def test_a_folder_whose_configuration_was_changed(
     assert '"epochs": 3' in (tmp_path / "run" / "config.json").read_text()
 
 
-def test_a_run_whose_checkpoint_is_gone_is_not_begun_anew(unbroken: Path, tmp_path: Path) -> None:
+def test_run_without_checkpoint_does_not_restart(unbroken: Path, tmp_path: Path) -> None:
     shutil.copytree(unbroken, tmp_path / "run")
     (tmp_path / "run" / "last.safetensors").unlink()
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
-    with pytest.raises(InputError, match=r"its last\.safetensors is gone.* best\.safetensors predicts"):
+    with pytest.raises(InputError, match=r"expected last\.safetensors .* need only best\.safetensors"):
         resume(tmp_path / "run")
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
     assert load(tmp_path / "run").evaluate("test").all.mrr
 
 
-def test_a_resume_that_is_refused_changes_no_setting(tmp_path: Path) -> None:
+def test_rejected_resume_does_not_change_settings(tmp_path: Path) -> None:
     assert run(tmp_path / "run", *EPOCHS) == 0
     (tmp_path / "run" / "dataset.sha256").write_bytes(b"\xff\n")
     before = (tmp_path / "run" / "config.json").read_text()
-    with pytest.raises(InputError, match="began on another data set"):
+    with pytest.raises(InputError, match="expected the run's own data set"):
         resume(tmp_path / "run", "--epochs", "9")
     (tmp_path / "run" / "dataset.sha256").unlink()
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
@@ -421,7 +427,7 @@ def test_a_resume_that_is_refused_changes_no_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["last.safetensors", "best.safetensors", "metrics.jsonl", "config.json"])
-def test_damaged_files_are_refused(tmp_path: Path, file: str) -> None:
+def test_damaged_files_are_rejected(tmp_path: Path, file: str) -> None:
     steps = steps_of(tmp_path / "count")
     with at_step(steps + 2, send(signal.SIGINT)), pytest.raises(SystemExit):
         run(tmp_path / "run", *EPOCHS)
@@ -434,23 +440,23 @@ def test_damaged_files_are_refused(tmp_path: Path, file: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: state.pop("model.entities"), "it lacks model.entities"),
-        (lambda state: state.pop("adam.relations.exp_avg"), "it lacks adam.relations.exp_avg"),
-        (lambda state: state.pop("generator"), "it lacks generator"),
-        (lambda state: state.update(extra=torch.zeros(1)), "it has extra"),
-        (lambda state: state.update({"adam.entities.max": torch.zeros(1)}), "it has adam.entities.max"),
+        (lambda state: state.pop("model.entities"), "got no model.entities"),
+        (lambda state: state.pop("adam.relations.exp_avg"), "got no adam.relations.exp_avg"),
+        (lambda state: state.pop("generator"), "got no generator"),
+        (lambda state: state.update(extra=torch.zeros(1)), "got unknown extra"),
+        (lambda state: state.update({"adam.entities.max": torch.zeros(1)}), "got unknown adam.entities.max"),
         (
             lambda state: state.update({"model.entities": torch.zeros(2, 6)}),
-            r"is torch.float32 \(2, 6\), wanted",
+            r"expected .*, got torch.float32 \(2, 6\)",
         ),
         (
             lambda state: state.update({"model.relations": state["model.relations"].half()}),
-            "model.relations is torch.float16 .* wanted torch.float32",
+            "model.relations as torch.float32 .* got torch.float16",
         ),
-        (lambda state: state.update(generator=torch.zeros(3).byte()), "random state is none"),
+        (lambda state: state.update(generator=torch.zeros(3).byte()), "expected a random state"),
     ],
 )
-def test_a_checkpoint_with_other_tensors(
+def test_checkpoint_with_wrong_tensors_is_rejected(
     tmp_path: Path, change: Callable[[dict[str, Tensor]], object], message: str
 ) -> None:
     with at_step(2, send(signal.SIGINT)), pytest.raises(SystemExit):
@@ -467,21 +473,23 @@ def test_a_checkpoint_with_other_tensors(
 
 
 @pytest.mark.parametrize("weights", [{}, {"entities": torch.zeros(2, 6)}])
-def test_best_weights_of_another_model(unbroken: Path, tmp_path: Path, weights: dict[str, Tensor]) -> None:
+def test_best_weights_of_another_model_are_rejected(
+    unbroken: Path, tmp_path: Path, weights: dict[str, Tensor]
+) -> None:
     shutil.copytree(unbroken, tmp_path / "run")
     (tmp_path / "run" / "results.json").unlink()
     folder, fingerprint = RunFolder.open(tmp_path / "run"), load_dataset("family:60").fingerprint
     saved = folder.load_last(fingerprint)
     assert saved is not None
-    # as after an epoch that was no better: the file is taken as it is
+    # as after an epoch that was not the best: best.safetensors is not rewritten
     position = dataclasses.replace(saved[1], best_epoch=saved[1].epoch - 1)
     folder.save_last(saved[0], position, fingerprint, device="cpu")
     folder.save_best(weights, position, fingerprint)
-    with pytest.raises(InputError, match="the checkpoint does not fit the model: it lacks "):
+    with pytest.raises(InputError, match="expected the tensors of the model, got no "):
         resume(tmp_path / "run")
 
 
-def test_all_weights_move_and_are_kept(unbroken: Path) -> None:
+def test_all_weights_are_trained_and_saved(unbroken: Path) -> None:
     names = {name for name in tensors(unbroken) if name.startswith("best")}
     parts = {"entities", "relations", "relation_bias", "unknown_head", "unknown_tail", "input_profile"}
     parts |= {f"profile.{part}" for part in ("head", "of_head", "tail", "of_tail")} | {"links.of_link"}
@@ -490,7 +498,7 @@ def test_all_weights_move_and_are_kept(unbroken: Path) -> None:
 
 
 @pytest.mark.parametrize("lines", [1, 4])
-def test_a_reader_that_has_gone_leaves_a_run_that_goes_on(lines: int, unbroken: Path, tmp_path: Path) -> None:
+def test_run_with_closed_stdout_can_resume(lines: int, unbroken: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = [flag for flag in (*TINY, *EPOCHS) if flag != "--quiet"]
     code = f'set -o pipefail; "$0" -m lightcake_fast.train "$@" | head -n {lines}'
@@ -509,7 +517,7 @@ def test_a_reader_that_has_gone_leaves_a_run_that_goes_on(lines: int, unbroken: 
     assert_equal_runs(folder, unbroken)
 
 
-def test_a_run_killed_before_its_first_save_goes_on_with_its_own_data_alone(
+def test_run_killed_before_first_save_resumes_only_with_its_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unbroken: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -522,7 +530,7 @@ def test_a_run_killed_before_its_first_save_goes_on_with_its_own_data_alone(
         with pytest.raises(Killed):
             run(folder, *EPOCHS)
     assert not (folder / "last.safetensors").exists()
-    with pytest.raises(InputError, match=r"the run began on another data set than family"):
+    with pytest.raises(InputError, match=r"expected the run's own data set, got another one, family"):
         resume(folder, "--dataset", "family:61")
     assert resume(folder) == 0
     assert_equal_runs(folder, unbroken)

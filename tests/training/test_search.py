@@ -1,4 +1,4 @@
-"""The search: on the validation split alone, with one result whether it was stopped or not."""
+"""The search uses only the validation split, and a stop does not change its result."""
 
 import importlib
 import json
@@ -28,7 +28,7 @@ FLAGS += ["--backend", "reference"]
 
 @pytest.fixture(scope="module")
 def module(peer: Callable[[str], Any]) -> Any:
-    """The command's module, of which the package has a function by the same name."""
+    """The module of the command. `lightcake_fast.search` is the function."""
     peer("optuna")
 
     return importlib.import_module("lightcake_fast.search")
@@ -38,7 +38,7 @@ def epochs(folder: Path) -> list[Any]:
     return [without_times(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_test_split_is_looked_at_when_a_trial_is_resumed(
+def test_test_split_is_used_only_when_a_trial_is_resumed(
     module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*FLAGS, "--out", str(tmp_path), "--vary", "lr=1e-3..1e-1", "dim=4,6"]
@@ -57,7 +57,7 @@ def test_the_test_split_is_looked_at_when_a_trial_is_resumed(
     assert without_times(again) == without_times(results)
 
 
-def test_the_same_command_trains_what_is_missing(
+def test_same_command_trains_missing_trials(
     module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grid = [
@@ -87,13 +87,13 @@ def test_the_same_command_trains_what_is_missing(
     assert not any(line.startswith("trial-") for line in capsys.readouterr().out.splitlines())
 
 
-def test_a_trial_that_was_cut_off_goes_on(
+def test_interrupted_trial_resumes(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(
         config: Any, data: Any, run: Any, reporter: Any, interrupt: Any, *more: Any, **options: Any
     ) -> Any:
-        interrupt.signal = signal.SIGINT  # as it comes in the first step
+        interrupt.signal = signal.SIGINT  # a signal during the first step
         return original(config, data, run, reporter, interrupt, *more, **options)
 
     settings = {**SMALL, "vary": {"dim": [4], "lr": (1e-3, 1e-1)}, "trials": 1, "quiet": True}
@@ -113,7 +113,7 @@ def test_a_trial_that_was_cut_off_goes_on(
     assert capsys.readouterr().out == ""
 
 
-def test_data_at_hand(module: Any, tmp_path: Path) -> None:
+def test_search_on_data_from_memory(module: Any, tmp_path: Path) -> None:
     graph = load_dataset("family:60")
     names = [(graph.entities[h], graph.relations[r], graph.entities[t]) for h, r, t in graph.train]
     study = lightcake_fast.search(names, out=tmp_path, vary={"dim": [4]}, trials=1, quiet=True, **SMALL)
@@ -127,15 +127,13 @@ def test_data_at_hand(module: Any, tmp_path: Path) -> None:
     ("task", "alone"),
     [("relation", {"l2", "row_dropout", "unseen_rate"}), ("entity", {"lr_decay", "n3"})],
 )
-def test_what_is_tried_unasked_suits_the_task(
-    module: Any, tmp_path: Path, task: str, alone: set[str]
-) -> None:
+def test_default_search_space_fits_the_task(module: Any, tmp_path: Path, task: str, alone: set[str]) -> None:
     settings: dict[str, Any] = {"batch_size": 64, "epochs": 1, "backend": "reference", "quiet": True}
     study = lightcake_fast.search("family:60", out=tmp_path, trials=1, task=task, **settings)
     assert set(study.best_params) == {"dim", "layers", "lr", "input_dropout", *alone}
 
 
-def test_what_is_tried_unasked_holds_the_entities_presets(module: Any) -> None:
+def test_default_search_space_contains_entity_presets(module: Any) -> None:
     for dataset in ("fb15k-237", "wn18rr"):
         for score in ("complex", "rotate"):
             preset = preset_settings("best", dataset, "lightcake", score, task="entity")
@@ -144,7 +142,7 @@ def test_what_is_tried_unasked_holds_the_entities_presets(module: Any) -> None:
                 assert least <= preset[name] <= most, f"{name} {preset[name]} of {dataset}"
 
 
-def test_trials_that_fail_leave_the_others(
+def test_failed_trials_do_not_stop_the_search(
     module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*FLAGS, "--out", str(tmp_path / "x"), "--sampler", "grid"]
@@ -152,10 +150,10 @@ def test_trials_that_fail_leave_the_others(
     assert "trial-001 of 2: ended early: training diverged in epoch 1" in capsys.readouterr().out
     argv[-3] = str(tmp_path / "y")
     assert cli.run(module.main, [*argv, "--vary", "dim=4", "lr=1e9"]) == 2
-    assert "no trial came to a validation MRR" in capsys.readouterr().err
+    assert "expected a trial with an MRR, got none" in capsys.readouterr().err
 
 
-def test_what_a_model_refuses_ends_a_trial(module: Any, tmp_path: Path) -> None:
+def test_settings_that_a_model_rejects_end_a_trial(module: Any, tmp_path: Path) -> None:
     settings = {**SMALL, "quiet": True, "model": "rgcn", "sampler": "grid", "epochs": 1}
     del settings["layers"], settings["backend"]
     study = lightcake_fast.search("family:60", out=tmp_path, vary={"layers": [0, 1]}, **settings)
@@ -163,7 +161,7 @@ def test_what_a_model_refuses_ends_a_trial(module: Any, tmp_path: Path) -> None:
     assert study.trials[0].user_attrs["cause"] == "layers: expected at least 1, got 0"
 
 
-def test_hopeless_trials_are_ended_early(module: Any, tmp_path: Path) -> None:
+def test_bad_trials_are_pruned(module: Any, tmp_path: Path) -> None:
     settings = {**SMALL, "epochs": 4, "quiet": True, "sampler": "random", "trials": 8, "dim": 4}
     study = lightcake_fast.search("family:60", out=tmp_path, vary={"lr": (1e-5, 1e-1)}, **settings)
     pruned = [trial for trial in study.trials if trial.state.name == "PRUNED"]
@@ -172,12 +170,14 @@ def test_hopeless_trials_are_ended_early(module: Any, tmp_path: Path) -> None:
         assert 3 <= len(epochs(tmp_path / trial.user_attrs["folder"])) <= 4
 
 
-def test_a_folder_keeps_its_search(module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_rejects_another_search(
+    module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     argv = [*FLAGS, "--out", str(tmp_path), "--trials", "1"]
     assert cli.run(module.main, [*argv, "--vary", "dim=4,6"]) == 0
     for more, message in (
-        (["--vary", "dim=4,8"], "holds a search with vary {'dim': [4, 6]}, got {'dim': [4, 8]}"),
-        (["--vary", "dim=4,6", "--seed", "1"], "holds a search with settings"),
+        (["--vary", "dim=4,8"], "expected vary {'dim': [4, 6]} of its search, got {'dim': [4, 8]}"),
+        (["--vary", "dim=4,6", "--seed", "1"], "expected settings "),
     ):
         assert cli.run(module.main, [*argv, *more]) == 2
         assert message in capsys.readouterr().err
@@ -186,18 +186,16 @@ def test_a_folder_keeps_its_search(module: Any, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("before", "after"), [([4, 6], (4, 6)), ((4, 6), [4, 6])], ids=["list then range", "range then list"]
 )
-def test_a_range_is_another_space_than_a_list_of_its_ends(
-    module: Any, tmp_path: Path, before: Any, after: Any
-) -> None:
+def test_range_differs_from_list_of_its_bounds(module: Any, tmp_path: Path, before: Any, after: Any) -> None:
     settings = {**SMALL, "epochs": 1, "sampler": "random", "quiet": True, "out": tmp_path}
     lightcake_fast.search("family:20", vary={"dim": before}, trials=1, **settings)
-    with pytest.raises(InputError, match=r"holds a search with vary .*'low': 4, 'high': 6"):
+    with pytest.raises(InputError, match=r"expected vary .*'low': 4, 'high': 6"):
         lightcake_fast.search("family:20", vary={"dim": after}, trials=2, **settings)
     study = lightcake_fast.search("family:20", vary={"dim": before}, trials=2, **settings)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]
 
 
-def test_a_run_and_a_search_do_not_share_a_folder(
+def test_run_and_search_cannot_share_a_folder(
     module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, search = str(tmp_path / "run"), str(tmp_path / "search")
@@ -205,16 +203,16 @@ def test_a_run_and_a_search_do_not_share_a_folder(
     before = sorted(path.name for path in Path(run).iterdir())
     argv = [*FLAGS, "--trials", "1", "--vary", "dim=4", "--out"]
     assert cli.run(module.main, [*argv, run]) == 2
-    assert f"{run} holds a run: wanted another folder for the search" in capsys.readouterr().err
+    assert f"{run}: expected a folder for a search, got a run" in capsys.readouterr().err
     assert sorted(path.name for path in Path(run).iterdir()) == before
     assert cli.run(module.main, [*argv, search]) == 0
     capsys.readouterr()
     assert cli.run(train, [*FLAGS, "--dim", "4", "--out", search]) == 2
-    assert f"{search} holds a search: wanted a new folder" in capsys.readouterr().err
+    assert f"{search}: expected a new folder, got a search" in capsys.readouterr().err
     assert not (Path(search) / "config.json").exists()
 
 
-def test_what_it_found_trains_from_any_folder(
+def test_best_settings_train_from_any_folder(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_folder(load_dataset("family:60"), tmp_path / "mine")
@@ -226,7 +224,7 @@ def test_what_it_found_trains_from_any_folder(
     assert train(["--config", "../search/best.json", "--out", "run", "--quiet"]) == 0
 
 
-def test_two_processes_do_not_share_a_search(
+def test_two_processes_cannot_share_a_search(
     module: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lock = lock_folder(tmp_path, "this search")
@@ -241,28 +239,31 @@ def test_two_processes_do_not_share_a_search(
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--vary", "dim"], "--vary: got 'dim', wanted NAME=VALUE,... or NAME=LOW..HIGH"),
-        (["--vary", "size=4"], "vary: there is no 'size' to try"),
-        (["--vary", "dataset=a,b"], "vary: there is no 'dataset' to try"),
+        (["--vary", "dim"], "--vary: expected NAME=VALUE,... or NAME=LOW..HIGH, got 'dim'"),
+        (["--vary", "size=4"], "vary: expected settings to try, got 'size'"),
+        (["--vary", "dataset=a,b"], "vary: expected settings to try, got 'dataset'"),
         (["--vary", "dmi=4"], "did you mean dim?"),
-        (["--vary", "dim=x"], "--vary: got 'dim=x'"),
-        (["--vary", "dim=0,4"], "vary: got dim=0, wanted a whole number of at least 1"),
-        (["--vary", "lr=0.1..0.01"], "wanted a number and a higher one"),
-        (["--vary", "links=yes"], "wanted true or false, not 'yes'"),
-        (["--vary", "score=distmult,best"], "vary: got score='best', wanted one of distmult"),
-        (["--vary", "lr=nan"], "wanted a number, not 'nan'"),
-        (["--vary", "lr=.1", "lr=.2"], "--vary: got lr twice, wanted all its values in one place"),
-        (["--vary", "lr=.1", "--vary", "lr=.2"], "--vary: got lr twice"),
-        (["--vary", "lr=.1,0.1"], "vary: got lr=[0.1, 0.1], wanted each value once"),
-        (["--vary", "dim=4", "--dim", "4"], "dim: got a value and values to try"),
-        (["--vary", "lr=0.1..1", "--sampler", "grid"], "got a range for lr, wanted values"),
-        (["--vary", "dim=4", "--trials", "0"], "trials: got 0, wanted a whole number of at least 1"),
-        (["--vary", "bases=2"], "bases: lightcake has no such setting"),
-        (["--resume", "x"], "got --resume: a search goes on when the same command is given again"),
-        (["--partition", "x"], "got --partition: a search trains in one process"),
+        (["--vary", "dim=x"], "--vary: expected values of the right type, got 'dim=x'"),
+        (["--vary", "dim=0,4"], "vary: expected dim to be an integer of at least 1, got 0"),
+        (["--vary", "lr=0.1..0.01"], "expected lr with a lower bound below its upper bound"),
+        (["--vary", "links=yes"], "expected true or false, got 'yes'"),
+        (["--vary", "score=distmult,best"], "vary: expected score to be one of distmult"),
+        (["--vary", "lr=nan"], "expected a finite number, got 'nan'"),
+        (["--vary", "lr=.1", "lr=.2"], "--vary: expected each setting once, got lr twice"),
+        (["--vary", "lr=.1", "--vary", "lr=.2"], "got lr twice: join its values"),
+        (["--vary", "lr=.1,0.1"], "vary: expected each value of lr once, got [0.1, 0.1]"),
+        (["--vary", "dim=4", "--dim", "4"], "dim: expected a value or values to try, got both"),
+        (
+            ["--vary", "lr=0.1..1", "--sampler", "grid"],
+            "expected a list of values for lr in a grid, got a range",
+        ),
+        (["--vary", "dim=4", "--trials", "0"], "trials: expected an integer of at least 1, got 0"),
+        (["--vary", "bases=2"], "bases: expected model rgcn, got lightcake"),
+        (["--resume", "x"], "--resume: expected no such flag in a search: repeat the same command"),
+        (["--partition", "x"], "--partition: expected no such flag: a search trains in one process"),
     ],
 )
-def test_wrong_searches(
+def test_wrong_search_flags_are_rejected(
     module: Any, flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(module.main, ["--dataset", "family:60", "--out", str(tmp_path / "x"), *flags]) == 2
@@ -270,17 +271,17 @@ def test_wrong_searches(
     assert not (tmp_path / "x").exists()
 
 
-def test_it_wants_a_folder_and_optuna(
+def test_search_needs_a_folder_and_optuna(
     module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert cli.run(module.main, ["--dataset", "family:60"]) == 2
-    assert "--out: wanted the folder of the search" in capsys.readouterr().err
+    assert "--out: expected the folder of the search" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(InputError, match=r"pip install 'lightcake_fast\[search\]'"):
         lightcake_fast.search("family:60", out=tmp_path)
 
 
-def test_numbers_and_arrays_of_numpy(module: Any, tmp_path: Path) -> None:
+def test_numpy_numbers_and_arrays_are_accepted(module: Any, tmp_path: Path) -> None:
     tried: dict[str, Any] = {
         "dim": np.array([4, 6]),
         "lr": [np.float64(0.01)],
@@ -291,11 +292,11 @@ def test_numbers_and_arrays_of_numpy(module: Any, tmp_path: Path) -> None:
     assert study.best_params["dim"] in (4, 6)
     assert lightcake_fast.search("family:60", out=tmp_path, vary=tried, **settings).best_value
     tried = {"dim": np.array([4.5])}
-    with pytest.raises(InputError, match=r"vary: got dim=4\.5, wanted a whole number"):
+    with pytest.raises(InputError, match=r"vary: expected dim to be an integer of at least 1, got 4\.5"):
         lightcake_fast.search("family:60", out=tmp_path / "x", vary=tried, **settings)
 
 
-def test_a_file_where_a_folder_is_wanted(module: Any, tmp_path: Path) -> None:
+def test_file_instead_of_folder_is_rejected(module: Any, tmp_path: Path) -> None:
     settings = {**SMALL, "vary": {"dim": [4]}, "trials": 1, "quiet": True}
     (tmp_path / "file").touch()
     for out in ("file", "file/below"):
@@ -309,12 +310,12 @@ def test_a_file_where_a_folder_is_wanted(module: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("vary", "message"),
     [
-        ({"dim": 8}, "vary: got dim=8, wanted a list of values, or a tuple of two numbers"),
-        ({"score": "transe"}, "vary: got score='transe', wanted a list of values"),
-        ({"lr": [1e30]}, r"vary: got lr=1e\+30, wanted a number above 0 and below 2147483648"),
-        ({"device": ["cpu"]}, "vary: there is no 'device' to try"),
+        ({"dim": 8}, "vary: expected dim as a list, or as a tuple of two numbers, got 8"),
+        ({"score": "transe"}, "vary: expected score as a list, or as a tuple of two numbers, got 'transe'"),
+        ({"lr": [1e30]}, r"vary: expected lr to be a number above 0 and below 2147483648, got 1e\+30"),
+        ({"device": ["cpu"]}, "vary: expected settings to try, got 'device'"),
     ],
 )
-def test_wrong_values_to_try(module: Any, tmp_path: Path, vary: Any, message: str) -> None:
+def test_wrong_values_to_try_are_rejected(module: Any, tmp_path: Path, vary: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         lightcake_fast.search("family:20", out=tmp_path, vary=vary)

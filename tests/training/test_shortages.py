@@ -1,4 +1,4 @@
-"""Disks that are full or may not be written, and memory that runs out: one line, and nothing lost."""
+"""A full or read-only disk and lack of memory give one line, and no data is lost."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ from tests.support.training_runs import EPOCHS, TINY, assert_equal_runs, resume,
 
 @contextmanager
 def failing_writes(code: int, after: int) -> Iterator[list[str]]:
-    """Let every write fail with an error number once so many files were written; lists the files."""
+    """Let every write after the first ones fail with an error number. The yielded list collects the files."""
     fsync, written = os.fsync, list[str]()
 
     def full(file: int) -> None:
@@ -52,7 +52,7 @@ def files(folder: Path) -> dict[str, bytes]:
         (errno.EROFS, 2, "Read-only file system"),
     ],
 )
-def test_a_disk_that_fails_while_saving(
+def test_disk_error_while_saving(
     unbroken: Path,
     tmp_path: Path,
     number: int,
@@ -63,7 +63,7 @@ def test_a_disk_that_fails_while_saving(
     assert run(tmp_path / "run", "--epochs", "1") == 0
     before = files(tmp_path / "run")
     capfd.readouterr()
-    # written: the configuration with more epochs, the best weights again, metrics; not the checkpoint
+    # already written: configuration with more epochs, best weights, metrics; not yet the checkpoint
     with failing_writes(number, after=3) as written:
         assert cli.run(train, ["--resume", str(tmp_path / "run"), "--quiet", *EPOCHS]) == exit_code
     assert written[-1] == "last.safetensors"
@@ -77,7 +77,7 @@ def test_a_disk_that_fails_while_saving(
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_a_disk_that_fails_at_every_write(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_disk_error_at_every_write(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for after in range(100):
         folder = tmp_path / str(after)
         with failing_writes(errno.ENOSPC, after) as written:
@@ -92,8 +92,8 @@ def test_a_disk_that_fails_at_every_write(tmp_path: Path, capfd: pytest.CaptureF
     assert after > 5
 
 
-def test_a_file_system_that_really_takes_no_more(tmp_path: Path) -> None:
-    """By a limit on the size of files: safetensors meets the error, in code that is not Python's."""
+def test_file_size_limit_while_saving(tmp_path: Path) -> None:
+    """With a limit on file sizes, the error occurs inside safetensors, which is not Python code."""
     command = [sys.executable, "-m", "lightcake_fast.train", *TINY, "--dim", "200", "--epochs", "1"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path / "run")],
@@ -111,7 +111,7 @@ def test_a_file_system_that_really_takes_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_a_run_folder_that_cannot_be_made(
+def test_run_folder_that_cannot_be_made(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(path: Path, *arguments: Any, **keywords: Any) -> None:
@@ -124,7 +124,7 @@ def test_a_run_folder_that_cannot_be_made(
     assert not list(tmp_path.iterdir())
 
 
-def test_links_in_a_run_folder_lead_no_write_out_of_it(unbroken: Path, tmp_path: Path) -> None:
+def test_links_in_run_folder_do_not_redirect_writes(unbroken: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("mine")
@@ -140,7 +140,7 @@ def test_links_in_a_run_folder_lead_no_write_out_of_it(unbroken: Path, tmp_path:
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_what_a_killed_process_left_is_removed(unbroken: Path, tmp_path: Path) -> None:
+def test_leftovers_of_killed_process_are_removed(unbroken: Path, tmp_path: Path) -> None:
     assert run(tmp_path / "run", "--epochs", "1") == 0
     left = tmp_path / "run" / ".last.safetensors.abcd_123.tmp"
     left.mkdir()
@@ -149,7 +149,7 @@ def test_what_a_killed_process_left_is_removed(unbroken: Path, tmp_path: Path) -
     assert_equal_runs(tmp_path / "run", unbroken)
 
 
-def test_what_a_user_keeps_in_a_run_folder_stays(tmp_path: Path) -> None:
+def test_user_files_in_run_folder_are_kept(tmp_path: Path) -> None:
     kept = [tmp_path / "run" / name for name in ("mine.tmp", ".mine.tmp", ".old.tmp/notes", "deep.tmp/x")]
     for file in kept:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -159,14 +159,14 @@ def test_what_a_user_keeps_in_a_run_folder_stays(tmp_path: Path) -> None:
     assert [file.read_text() for file in kept] == ["mine"] * 4
 
 
-def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path) -> None:
     with failing_writes(errno.ENOSPC, after=0), pytest.raises(OSError, match="No space left") as caught:
         replace_text(tmp_path / "x", "new")
     assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "x"))
     assert not list(tmp_path.iterdir())
 
 
-def test_out_of_memory_says_what_was_needed_and_what_lowers_it(tmp_path: Path) -> None:
+def test_out_of_memory_names_size_and_flags(tmp_path: Path) -> None:
     limit = 16 * 2**30
     flags = [*TINY, "--dim", "200000000", "--layers", "1", "--out", str(tmp_path / "run")]
     done = subprocess.run(
@@ -178,8 +178,8 @@ def test_out_of_memory_says_what_was_needed_and_what_lowers_it(tmp_path: Path) -
     )
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert done.stderr.startswith("error: out of memory: needed ")
-    assert " GiB at once; the embeddings with their gradients and Adam's averages alone take " in done.stderr
-    assert done.stderr.endswith("less of --dim (200000000), --layers (1), --batch-size (64) takes less\n")
+    assert " GiB at once; the embeddings with gradients and Adam's averages take " in done.stderr
+    assert done.stderr.endswith("reduce --dim (200000000), --layers (1), --batch-size (64)\n")
 
 
 CUDA = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which"
@@ -188,7 +188,7 @@ CUDA = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capac
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError(CUDA), MemoryError(), RuntimeError("CUDA error: out of memory")]
 )
-def test_out_of_memory_in_the_middle(
+def test_out_of_memory_during_training(
     unbroken: Path, tmp_path: Path, error: Exception, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(trainer: Trainer) -> None:
@@ -202,7 +202,7 @@ def test_out_of_memory_in_the_middle(
         assert cli.run(train, arguments) == 1
         printed = capfd.readouterr().err
         assert printed.startswith("error: out of memory: needed ")
-        assert printed.endswith("less of --dim (6), --layers (1), --batch-size (64) takes less\n")
+        assert printed.endswith("reduce --dim (6), --layers (1), --batch-size (64)\n")
         assert printed.count("\n") == 1
         assert cli.run(train, [*arguments, "--debug"]) == 1
         assert "Traceback" in capfd.readouterr().err
@@ -219,12 +219,12 @@ def test_out_of_memory_in_the_middle(
     ],
     ids=["torch", "numpy", "python"],
 )
-def test_what_allocators_say(allocate: Callable[[], object], wanted: str) -> None:
+def test_allocator_errors_are_recognized(allocate: Callable[[], object], wanted: str) -> None:
     with pytest.raises((MemoryError, RuntimeError)) as caught:
         allocate()
     assert memory_wanted(caught.value) == wanted
 
 
-def test_other_errors_are_no_lack_of_memory() -> None:
+def test_other_errors_are_not_out_of_memory() -> None:
     for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("out of memory")):
         assert memory_wanted(error) is None

@@ -27,7 +27,7 @@ def data() -> KnowledgeGraph:
 
 
 def build(data: KnowledgeGraph, **flags: Any) -> tuple[LightCAKE, ContextGraph, TrainingStep]:
-    """A step on a small model without randomness in it."""
+    """Make a step on a small model without randomness."""
     plain = {"preset": "paper", "relation_bias": True, "mask_targets": True, "lr": 0.01}
     small = {"backend": "reference", "device": "cpu", "dim": 5, "layers": 1, "l2": 0.1}
     experiment = Experiment(resolve({**plain, **small, **flags}), data)
@@ -36,7 +36,7 @@ def build(data: KnowledgeGraph, **flags: Any) -> tuple[LightCAKE, ContextGraph, 
 
 
 @pytest.mark.parametrize("mask_targets", [True, False])
-def test_a_step_descends_the_loss_of_its_batch(data: KnowledgeGraph, mask_targets: bool) -> None:
+def test_step_uses_gradient_of_batch_loss(data: KnowledgeGraph, mask_targets: bool) -> None:
     model, graph, step = build(data, mask_targets=mask_targets, l2=0.0)
     batch = torch.tensor([3, 0, 17, 41])
     mask = torch.zeros(graph.num_triples, dtype=torch.bool)
@@ -59,12 +59,12 @@ def test_a_step_descends_the_loss_of_its_batch(data: KnowledgeGraph, mask_target
 
 @pytest.mark.parametrize("mixing", [False, True])
 @pytest.mark.parametrize("backend", ["numba", "reference"])
-def test_a_last_layer_of_the_batch_s_rows_has_the_same_loss(
+def test_last_layer_for_batch_rows_has_same_loss(
     data: KnowledgeGraph, backend: str, mixing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     terms: dict[str, Any] = {"profile": "both", "links": True, "mixing": mixing}
     batch, found = torch.tensor([3, 0, 17, 41]), []
-    for cutting in (2**20, 0):  # whole layers, and the rows alone
+    for cutting in (2**20, 0):  # full layers, then only the needed rows
         monkeypatch.setattr(rows, "CUTTING", cutting)
         model, _, step = build(data, context="entity", layers=2, backend=backend, **terms)
         step(batch)
@@ -78,7 +78,7 @@ def test_a_last_layer_of_the_batch_s_rows_has_the_same_loss(
         assert_close(actual, gradient, name=name, slack=10)
 
 
-def test_the_mask_follows_the_batch(data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_contains_triples_of_the_batch(data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, step = build(data, mask_targets=True)
     masked = []
     refine = model.refine
@@ -93,7 +93,7 @@ def test_the_mask_follows_the_batch(data: KnowledgeGraph, monkeypatch: pytest.Mo
     assert masked == [[2, 7], [5]]
 
 
-def test_l2_is_half_c_times_the_sum_of_squares_of_the_tables_only(data: KnowledgeGraph) -> None:
+def test_l2_is_half_c_times_sum_of_squares_of_tables(data: KnowledgeGraph) -> None:
     batch = torch.arange(50)
     model, graph, step = build(data, mask_targets=False, l2=0.1)
     twin, *_ = build(data, mask_targets=False)
@@ -113,21 +113,21 @@ def test_l2_is_half_c_times_the_sum_of_squares_of_the_tables_only(data: Knowledg
 
 
 @pytest.mark.parametrize(("epoch", "expected"), [(0, 0.01), (1, 0.005), (3, 0.00125)])
-def test_the_step_size_decays_with_the_epochs(data: KnowledgeGraph, epoch: int, expected: float) -> None:
+def test_learning_rate_decays_per_epoch(data: KnowledgeGraph, epoch: int, expected: float) -> None:
     model, *_, step = build(data, lr=0.01, lr_decay=0.5, l2=0.0)
     before = model.relations.detach().clone()
     step.start_epoch(epoch)
     step(torch.arange(50))
     largest = (model.relations.detach() - before).abs().max().item()
-    assert largest == pytest.approx(expected, rel=1e-3)  # Adam's first step is its step size
+    assert largest == pytest.approx(expected, rel=1e-3)  # Adam's first step is the learning rate
 
 
-def test_the_average_of_the_weights(data: KnowledgeGraph) -> None:
+def test_average_is_ema_of_weights(data: KnowledgeGraph) -> None:
     model, *_, step = build(data, weight_average=0.8)
     batch, seen = torch.arange(50), []
     with step.average.applied():
         start = model.entities.detach().clone()
-    assert_bitwise_equal(start, model.entities)  # before the first step there is no other
+    assert_bitwise_equal(start, model.entities)  # before the first step there is no average
     for _ in range(4):
         step(batch)
         seen.append([weight.detach().clone() for weight in model.parameters()])
@@ -141,7 +141,7 @@ def test_the_average_of_the_weights(data: KnowledgeGraph) -> None:
         assert_bitwise_equal(weight, own)
 
 
-def test_a_block_that_fails_gives_the_weights_back(data: KnowledgeGraph) -> None:
+def test_weights_are_restored_after_an_error(data: KnowledgeGraph) -> None:
     model, *_, step = build(data, weight_average=0.8)
     for _ in range(2):
         step(torch.arange(50))
@@ -151,7 +151,7 @@ def test_a_block_that_fails_gives_the_weights_back(data: KnowledgeGraph) -> None
     assert_bitwise_equal(model.entities, own)
 
 
-def test_without_an_average_nothing_is_held(data: KnowledgeGraph) -> None:
+def test_no_average_needs_no_memory(data: KnowledgeGraph) -> None:
     model, *_, step = build(data)
     step(torch.arange(50))
     own = model.entities.detach().clone()
@@ -160,7 +160,7 @@ def test_without_an_average_nothing_is_held(data: KnowledgeGraph) -> None:
     assert not step.average.tensors
 
 
-def test_a_step_reads_nothing_back(data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_reads_nothing_back(data: KnowledgeGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     *_, step = build(data, mask_targets=True)
 
     def refuse(*arguments: object) -> None:
@@ -177,38 +177,38 @@ def orders(count: int) -> Iterator[list[int]]:
             yield epoch_order(seed, epoch, count).tolist()
 
 
-def test_each_epoch_and_seed_has_an_order_of_its_own() -> None:
+def test_order_differs_per_epoch_and_seed() -> None:
     assert all(sorted(order) == list(range(40)) for order in orders(40))
     assert len({tuple(order) for order in orders(40)}) == 6
     assert list(orders(40)) == list(orders(40))
 
 
-def test_mixed_seeds_stay_the_same_in_every_version() -> None:
-    # runs resume with the order of an epoch made again: this must never change
+def test_mixed_seeds_never_change() -> None:
+    # a resumed run computes the order of its epoch again, so these numbers must never change
     assert (mixed_seed(0, 0), mixed_seed(0, 1), mixed_seed(1, 0)) == (2968811710, 3964924996, 1835504127)
 
 
 @pytest.mark.parametrize("name", ["tpu", "mps", "meta", "cuda:99", "cuda:x", ""])
-def test_devices_that_are_not_there(name: str) -> None:
-    with pytest.raises(InputError, match=f"^device: got '{name}', "):
+def test_missing_devices_are_rejected(name: str) -> None:
+    with pytest.raises(InputError, match=f"^device: expected .*, got '{name}'$"):
         resolve_device(name)
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_auto_is_a_gpu_if_there_is_one(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_selects_a_gpu_if_available(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LIGHTCAKE_FAST_DEVICE")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     assert resolve_device("auto") == torch.device("cuda" if there else "cpu")
     assert resolve_device("cpu") == torch.device("cpu")
 
 
-def test_the_environment_says_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_selects_auto_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for value, wanted in (("cpu", "cpu"), ("auto", "cuda"), ("", "cuda")):
         monkeypatch.setenv("LIGHTCAKE_FAST_DEVICE", value)
         assert resolve_device("auto") == torch.device(wanted)
     monkeypatch.setenv("LIGHTCAKE_FAST_DEVICE", "tpu")
-    with pytest.raises(InputError, match=r"^device: got 'tpu', "):
+    with pytest.raises(InputError, match=r"^device: expected .*, got 'tpu'$"):
         resolve_device("auto")
 
 
@@ -223,7 +223,7 @@ def test_the_environment_says_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> N
         (None, "aarch64"),
     ],
 )
-def test_a_cpu_goes_by_its_model_or_its_architecture(
+def test_cpu_name_is_model_or_architecture(
     cpuinfo: str | None, wanted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "cpuinfo"

@@ -1,4 +1,4 @@
-"""Callbacks that hand epochs to trackers: TensorBoard's own files, MLflow's and W&B's own clients offline."""
+"""Callbacks for trackers: files of TensorBoard, and offline clients of MLflow and W&B."""
 
 import csv
 import importlib
@@ -18,7 +18,7 @@ from lightcake_fast.inference.result import History, TrainingResult
 
 SMALL: dict[str, Any] = {"dim": 6, "layers": 1, "batch_size": 64, "epochs": 2, "backend": "reference"}
 RECORD = {"epoch": 3, "loss": 0.5, "valid": {"all": {"mrr": 0.25, "mr": None}}, "seconds": 2.0}
-FIGURES = {"loss": 0.5, "valid/all/mrr": 0.25, "seconds": 2.0}  # without the figure that there is not
+FIGURES = {"loss": 0.5, "valid/all/mrr": 0.25, "seconds": 2.0}  # without a metric that is None
 
 
 def trained(*callbacks: Callable[[dict[str, Any]], object], **settings: Any) -> TrainingResult:
@@ -35,13 +35,13 @@ def test_tensorboard_has_each_epoch(
     for name in ("loss", "valid/all/mrr", "seconds"):
         found = {event.step: event.value for event in events.Scalars(name)}
         wanted = {record["epoch"]: trackers.figures(record)[name] for record in result.history}
-        assert found == pytest.approx(wanted, rel=1e-6)  # float32 there
+        assert found == pytest.approx(wanted, rel=1e-6)  # TensorBoard stores float32
 
 
 @pytest.mark.full
 def test_mlflow_has_each_epoch(tmp_path: Path, peer: Callable[[str], Any], monkeypatch: Any) -> None:
     mlflow = peer("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database wants more than mlflow-skinny
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs more than mlflow-skinny
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
     with mlflow.start_run() as run:
         result = trained(trackers.to_mlflow())
@@ -64,11 +64,11 @@ def test_wandb_has_each_epoch(tmp_path: Path, peer: Callable[[str], Any], monkey
     assert list(tmp_path.glob("wandb/offline-run-*/run-*.wandb"))
 
 
-def test_what_clients_are_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_clients_get_the_right_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
     def log(values: dict[str, float], *, step: int, commit: bool = True) -> None:
-        assert commit  # or the last epoch shows when the run ends
+        assert commit  # otherwise W&B shows the last epoch only at the end of the run
         calls.append((values, step))
 
     def init(**options: Any) -> SimpleNamespace:
@@ -90,7 +90,7 @@ def test_what_clients_are_called_with(monkeypatch: pytest.MonkeyPatch) -> None:
         (trackers.to_mlflow, "mlflow"),
     ],
 )
-def test_a_missing_tracker_is_named(
+def test_missing_tracker_is_reported(
     make: Callable[[], object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trackers, "import_module", lambda module: importlib.import_module("no_such_module"))
@@ -101,7 +101,7 @@ def test_a_missing_tracker_is_named(
         make()
 
 
-def test_epochs_become_comma_separated_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_epochs_are_exported_as_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = trained(out=str(tmp_path / "run"))
     assert cli.run(export.main, [str(tmp_path / "run"), "--history", str(tmp_path / "epochs.csv")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'epochs.csv'}: 2 epochs\n"
@@ -116,7 +116,7 @@ def test_epochs_become_comma_separated_values(tmp_path: Path, capsys: pytest.Cap
     assert History.read(tmp_path / "run") == json.loads(json.dumps(result.history))
 
 
-def test_epochs_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_export_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained(out=str(tmp_path / "run"))
     for flags, message in (
         ([], "expected --to or --history, got neither"),
