@@ -1,4 +1,4 @@
-"""The report on a benchmark run."""
+"""Report on a benchmark run."""
 
 import json
 import os
@@ -17,7 +17,7 @@ MACHINE = {"device": "cpu", "device_name": "A chip, 2 threads", "versions": {"py
 
 
 def entry(seconds: float, items: int, **info: Any) -> dict[str, Any]:
-    """A benchmark as pytest-benchmark writes it, cut to the fields that the report reads."""
+    """A benchmark as pytest-benchmark writes it, reduced to the fields that the report reads."""
     return {"stats": {"min": seconds}, "extra_info": {**MACHINE, "items": items, **info}}
 
 
@@ -101,7 +101,7 @@ def test_report_of_a_fixed_file(
         None,
     ],
 )
-def test_a_broken_file_gets_one_line(
+def test_damaged_file_gives_one_line(
     text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "x.json"
@@ -113,7 +113,7 @@ def test_a_broken_file_gets_one_line(
     assert error.count("\n") == 1
 
 
-def test_the_suite_writes_a_file_for_the_report(tmp_path: Path) -> None:
+def test_suite_writes_a_file_for_the_report(tmp_path: Path) -> None:
     file = tmp_path / "made.json"
     command = [sys.executable, "-m", "pytest", "bench/", "--benchmark-only", "-q", "-p", "no:cacheprovider"]
     chosen = "(test_layer and 300 and (gather or eager or FastRGCNConv) and forward) or (test_plan and 300)"

@@ -1,4 +1,4 @@
-"""The command that makes the paper's tables anew: what it trains, writes, keeps and refuses."""
+"""The command that reproduces the paper's tables: its trainings, output, reuse and errors."""
 
 import csv
 import json
@@ -52,7 +52,7 @@ def outcome(mrr: float, mr: float = 2.0, hits: float = 0.5, **results: Any) -> O
     return Outcome(Path(f"run-{mrr}"), {"test": test, **results}, 10**6)
 
 
-def test_table_2_has_every_model_and_the_papers_rows() -> None:
+def test_table_2_has_every_model_and_the_rows_of_the_paper() -> None:
     rows = experiments("distmult")["table2"].rows
     trained = {row.settings["model"] for row in rows}
     assert trained == set(MODELS)
@@ -62,7 +62,7 @@ def test_table_2_has_every_model_and_the_papers_rows() -> None:
     ]  # fmt: skip
 
 
-def test_every_option_is_switched_off_alone() -> None:
+def test_each_option_row_disables_one_option() -> None:
     whole, *others = experiments("distmult")["options"].rows
     base = configuration(whole, "nell995", 0, {}).saved()
     changed = []
@@ -75,7 +75,7 @@ def test_every_option_is_switched_off_alone() -> None:
     ]  # NELL995 has no input dropout, paths and mixing to switch off  # fmt: skip
 
 
-def test_equal_settings_share_a_folder_and_others_do_not(tmp_path: Path) -> None:
+def test_only_equal_settings_share_a_folder(tmp_path: Path) -> None:
     table = {name: e.rows for name, e in experiments("distmult").items()}
     lightcake = folder_of(configuration(table["rivals"][0], "wn18rr", 0, {}), tmp_path)
     assert lightcake == folder_of(configuration(table["ablation"][3], "wn18rr", 0, {}), tmp_path)
@@ -93,7 +93,7 @@ def test_equal_settings_share_a_folder_and_others_do_not(tmp_path: Path) -> None
     assert len(folders) == len(others)
 
 
-def test_table_2_goes_without_the_terms_and_the_rivals_with_them() -> None:
+def test_only_rivals_have_the_terms() -> None:
     table = {name: e.rows for name, e in experiments("distmult").items()}
     for dataset in (*paper.DATASETS, "family:60", "mine"):
         for row in table["table2"]:
@@ -110,7 +110,7 @@ def test_table_2_goes_without_the_terms_and_the_rivals_with_them() -> None:
         assert configuration(row, "wn18rr", 0, flags).saved().items() >= flags.items()
 
 
-def test_the_settings_of_every_row_are_flags_of_training() -> None:
+def test_settings_of_every_row_are_training_flags() -> None:
     for name, experiment in experiments("distmult").items():
         for row in experiment.rows:
             for dataset in ("wn18rr", "nell995"):
@@ -119,7 +119,7 @@ def test_the_settings_of_every_row_are_flags_of_training() -> None:
                 assert given.items() >= settings.items(), (name, row.label)
 
 
-def test_every_rival_is_there_with_its_own_settings() -> None:
+def test_every_rival_has_its_settings() -> None:
     rows = {row.label: row for row in experiments("distmult")["rivals"].rows}
     scores = ("DistMult", "TransE", "ComplEx", "SimplE", "RotatE", "TransH")
     of_scores = [f"{kind}{score}" for kind in ("LightCAKE-", "no layers, ") for score in scores]
@@ -142,13 +142,13 @@ def test_every_rival_is_there_with_its_own_settings() -> None:
         ([Mean(0.875, 0.0), Mean(0.75, 0.0625)], 0, set()),
     ],
 )
-def test_what_is_less_than_two_deviations_below_the_best(
+def test_models_within_two_deviations_of_the_best_are_equal(
     means: list[Mean], best: int, equal: set[int]
 ) -> None:
     assert best_and_equal(means) == (best, equal)
 
 
-def test_the_rivals_stand_beside_each_other() -> None:
+def test_rivals_are_in_one_table() -> None:
     def outcomes(*mrr: float) -> list[Outcome]:
         found = [outcome(m, parameters=1234, seconds=60.0) for m in mrr]
         for n, run in enumerate(found):
@@ -203,7 +203,7 @@ def test_seconds_to_the_mrr_of_the_first_row(tmp_path: Path, peer: Callable[[str
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_mean_and_deviation_over_seeds() -> None:
+def test_mean_and_deviation_over_seeds() -> None:
     means, deviation = mean_scores([outcome(0.5, 2.0, 0.25), outcome(0.75, 4.0, 0.75)])
     assert means == (0.625, 3.0, 0.5)
     assert deviation == pytest.approx(0.125 * 2**0.5)
@@ -217,7 +217,7 @@ def test_verdicts(ours: float, deviation: float, expected: str) -> None:
     assert verdict(ours, deviation, 0.95) == expected
 
 
-def test_the_cells_of_a_row() -> None:
+def test_cells_of_a_row() -> None:
     theirs = paper.published("LightCAKE-DistMult", "wn18rr")
     assert score_cells([outcome(0.9)], theirs) == [
         "0.9000 / 2.000 / 0.5000",
@@ -227,21 +227,21 @@ def test_the_cells_of_a_row() -> None:
     assert score_cells([outcome(0.9), outcome(0.8)], None) == ["0.8500 ± 0.0707 / 2.000 / 0.5000", "", ""]
 
 
-def test_the_paper_is_spoken_of_where_it_has_figures() -> None:
+def test_paper_is_mentioned_only_where_it_has_results() -> None:
     experiment = Experiment("T", "model", (Row("DistMult", {}, "DistMult"), Row("own")))
     finished = {(row.label, data): [outcome(0.9)] for row in experiment.rows for data in ("ddb14", "mine")}
     assert comparison(experiment, ["ddb14"], finished).notes == [FIGURES_NOTE, PAPER_NOTE]
     assert comparison(experiment, ["mine"], finished).notes == [FIGURES_NOTE]
 
 
-def test_a_table_as_markdown_and_csv() -> None:
+def test_table_as_markdown_and_csv() -> None:
     records: list[dict[str, Cell]] = [{"a": "1,5", "b": 2.5}, {"a": "x", "c": None}]
     table = Table("T", ["a", "b"], [["1,5", "x"]], ["a note"], records)
     assert table.markdown() == "## T\n\n| a | b |\n| --- | --- |\n| 1,5 | x |\n\na note\n"
     assert table.csv() == 'a,b,c\n"1,5",2.5,\nx,,\n'
 
 
-def test_a_record_has_a_number_a_cell() -> None:
+def test_record_has_one_number_per_cell() -> None:
     theirs = paper.published("LightCAKE-DistMult", "wn18rr")
     record = score_record([outcome(0.5, 2.0, 0.25), outcome(0.75, 4.0, 0.75)], theirs)
     deviation = record.pop("mrr_deviation")
@@ -259,7 +259,7 @@ def test_a_record_has_a_number_a_cell() -> None:
     assert score_record([outcome(0.5)], None)["mrr_deviation"] is None
 
 
-def test_a_figure_shows_the_deviation_over_seeds(tmp_path: Path, peer: Callable[[str], Any]) -> None:
+def test_figure_shows_deviation_over_seeds(tmp_path: Path, peer: Callable[[str], Any]) -> None:
     peer("matplotlib")
     experiment = experiments("distmult")["layers"]
     runs_of = {row.label: [outcome(0.5), outcome(0.75)] for row in experiment.rows}
@@ -275,7 +275,7 @@ def test_a_figure_shows_the_deviation_over_seeds(tmp_path: Path, peer: Callable[
     assert with_curves(experiment, ["mine"], one).axes == ("layers", "test MRR")
 
 
-def test_targets_share_runs_and_a_second_call_trains_nothing(
+def test_targets_share_runs_and_second_call_trains_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     argv = ["table1", "speed", "--out", str(tmp_path), *TINY]
@@ -312,7 +312,7 @@ def test_targets_share_runs_and_a_second_call_trains_nothing(
     assert cli.run(command.main, elsewhere) == 0
 
 
-def test_data_of_ones_own_are_found_again_and_changed_ones_refused(
+def test_user_data_is_reused_and_changed_data_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_folder(load_dataset("family:60"), tmp_path / "mine")
@@ -330,15 +330,15 @@ def test_data_of_ones_own_are_found_again_and_changed_ones_refused(
 
 
 @pytest.mark.full
-def test_efficiency_tells_sizes_and_times(tmp_path: Path) -> None:
+def test_efficiency_table_shows_sizes_and_times(tmp_path: Path) -> None:
     assert cli.run(command.main, ["efficiency", "--out", str(tmp_path), *TINY]) == 0
     with (tmp_path / "efficiency.csv").open() as file:
         sizes = {row["model"]: row for row in csv.DictReader(file)}
-    # N (60 entities) d + R (19) d + R + 2 d, profile and links; LightCAKE has rows for the inverses
+    # N (60 entities) d + R (19) d + R + 2 d, profile and links; LightCAKE also has rows for the inverses
     entities, relations, dim = 60, 19, 4
     shared = entities * dim + relations + 2 * dim + 3 * 2 * relations * dim + 2 * dim
     assert sizes["no layers, DistMult"]["parameters"] == str(shared + relations * dim)
-    # its profile at the input, and the matrices of two layers and tables
+    # input profile, and the matrices of two layers and tables
     own = 2 * relations * dim + 4 * dim**2
     assert sizes["LightCAKE-DistMult"]["parameters"] == str(shared + 2 * relations * dim + own)
     assert all(int(row["peak_bytes"]) > 50e6 for row in sizes.values())
@@ -349,13 +349,13 @@ def test_efficiency_tells_sizes_and_times(tmp_path: Path) -> None:
 
 
 def without_date(text: str) -> str:
-    """The text of a table, were it made on another day."""
+    """Return the text of a table that was made on another day."""
     changed, count = re.subn(r"Made on \d{4}-\d\d-\d\d by `python", "Made by `python", text)
     assert count == 1
     return changed
 
 
-def test_the_origin_counts_a_shared_run_once() -> None:
+def test_origin_counts_shared_run_once() -> None:
     shared, other = outcome(0.5, seconds=200.0), outcome(0.6, seconds=1920.0)
     finished = {("both", "wn18rr"): [shared, other], ("as in the preset", "wn18rr"): [shared]}
     argv, device = ["layers", "--out", "a b"], torch.device("cpu")
@@ -374,7 +374,7 @@ def test_durations_in_words(seconds: float, words: str) -> None:
     assert command._in_words(seconds) == words
 
 
-def test_the_history_of_a_run_counts_training_alone(tmp_path: Path) -> None:
+def test_history_counts_only_training_time(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text("{}")
     line = json.dumps({"seconds": 2.0, "valid": {"all": {"mrr": 0.5}}})
     (tmp_path / "metrics.jsonl").write_text("\n".join([line] * 3))
@@ -388,11 +388,11 @@ def test_the_history_of_a_run_counts_training_alone(tmp_path: Path) -> None:
         ([], "the following arguments are required: TARGET"),
         (["table2", "--", "--seed", "3"], "--seed: not allowed after --"),
         (["table2", "--", "--model", "rgcn"], "--model: not allowed after --"),
-        (["table2", "--", "--dim", "0"], "dim: got 0, wanted a whole number of at least 1"),
+        (["table2", "--", "--dim", "0"], "dim: expected an integer of at least 1, got 0"),
         (["table1", "--datasets", "nowhere"], "nowhere"),
     ],
 )
-def test_wrong_flags_get_one_line(
+def test_wrong_flags_give_one_line(
     argv: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own = argv.index("--") if "--" in argv else len(argv)
@@ -403,14 +403,14 @@ def test_wrong_flags_get_one_line(
     assert printed.count("\n") == 1
 
 
-def test_a_failed_run_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_run_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     argv = ["layers", "--out", str(tmp_path), *TINY, "--lr", "2e9"]
     assert cli.run(command.main, argv) == 2
     assert "the training failed, with exit code 2" in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]"])
-def test_a_broken_run_is_named(tmp_path: Path, content: str | None) -> None:
+def test_damaged_run_is_named(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "results.json").write_text(content)
         (tmp_path / "metrics.jsonl").write_text(content)
@@ -418,9 +418,7 @@ def test_a_broken_run_is_named(tmp_path: Path, content: str | None) -> None:
         read(tmp_path)
 
 
-def test_what_is_finished_makes_a_table_of_its_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_finished_runs_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = experiments("distmult")["rivals"].rows[0]
     flags = {"dim": 4, "epochs": 1, "batch_size": 512}
     runs.run(run_settings(first, "family:60", 1, flags), tmp_path / "mine" / "run", silent=True)
@@ -443,7 +441,7 @@ def test_what_is_finished_makes_a_table_of_its_own(
 
 
 @pytest.mark.full
-def test_the_rivals_and_the_ablation_are_trained(tmp_path: Path) -> None:
+def test_rivals_and_ablation_are_trained(tmp_path: Path) -> None:
     argv = ["rivals", "ablation", "--out", str(tmp_path), "--quick", "--datasets", "family:60"]
     assert cli.run(command.main, argv) == 0
     finished = [json.loads(file.read_text()) for file in tmp_path.glob("runs/*/results.json")]
@@ -454,7 +452,7 @@ def test_the_rivals_and_the_ablation_are_trained(tmp_path: Path) -> None:
         assert len(rows) == labels
         assert {float(row[mrr]) for row in rows} <= measured
     assert (tmp_path / "ablation.png").read_bytes().startswith(b"\x89PNG")
-    assert len(finished) == 15 + 9 - 2  # both have LightCAKE-DistMult, which has no paths here to leave out
+    assert len(finished) == 15 + 9 - 2  # both contain LightCAKE-DistMult, which does not use paths here
 
 
 @pytest.mark.full
@@ -471,7 +469,7 @@ def test_entities_are_trained_with_and_without_context(
     assert {float(row["hits_at_10"]) for row in rows.values()} <= measured
 
 
-def test_entities_stand_beside_what_others_published() -> None:
+def test_entity_table_contains_published_results() -> None:
     made = {("DistMult", "wn18rr"): [outcome(0.4), outcome(0.5)], ("other", "wn18rr"): [outcome(0.25)]}
     for run in (run for several in made.values() for run in several):
         run.results["test"]["all"] |= {"hits_at_1": 0.25, "hits_at_10": 0.75}
@@ -481,7 +479,7 @@ def test_entities_stand_beside_what_others_published() -> None:
     assert [record["published_mrr"] for record in table.records] == [0.452, None]
 
 
-def test_the_target_for_entities_has_each_score_without_context_and_with_it() -> None:
+def test_entity_target_has_each_score_with_and_without_context() -> None:
     rows = [configuration(row, "wn18rr", 0, {}) for row in experiments("transe")["entities"].rows]
     assert {config.task for config in rows} == {"entity"}
     scores = [(config.model, config.score) for config in rows if config.model == "lightcake"]

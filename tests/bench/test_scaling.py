@@ -1,4 +1,4 @@
-"""Memory, not time, of starting on a graph of a million triples; and the table that the command prints."""
+"""Memory, not time, for starting on a graph with a million triples, and the printed table."""
 
 from pathlib import Path
 
@@ -11,21 +11,21 @@ MEBIBYTE = 2**20
 
 @pytest.mark.full
 def test_memory_at_a_million_triples(tmp_path: Path) -> None:
-    """A quarter above what was measured: beside the modules, names and ids 124 MiB, with the plan 139 MiB."""
+    """The bounds are a quarter above the measured peaks: names and ids 124 MiB, with the plan 139 MiB."""
     scaling.write_graph(tmp_path / "graph", 1_000_000)
     for stage, most in (("read", 155), ("plan", 175)):
         found = scaling.measure(stage, tmp_path / "graph", tmp_path / "cache")
         assert found["peak_bytes"] - found["imports_bytes"] < most * MEBIBYTE, stage
 
 
-def test_a_stage_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_stage_runs_in_a_separate_process(tmp_path: Path) -> None:
     scaling.write_graph(tmp_path / "graph", 4_000)
     found = scaling.measure("plan", tmp_path / "graph", tmp_path / "cache")
     assert found["peak_bytes"] > found["imports_bytes"] > 0
     assert found["seconds"] > 0
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_run_is_loaded(tmp_path: Path) -> None:
     scaling.write_graph(tmp_path / "graph", 4_000)
     for stage in ("save", "load"):
         found = scaling.measure(stage, tmp_path / "graph", tmp_path / "cache")
@@ -33,7 +33,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert (tmp_path / "graph" / "run" / "last.safetensors").stat().st_size > 3 * 4_000 // 4 * 64 * 4
 
 
-def test_table_tells_growth() -> None:
+def test_table_shows_growth() -> None:
     def result(factor: int) -> dict[str, float]:
         return {"seconds": 0.5 * factor, "imports_bytes": 2**30, "peak_bytes": 2**30 + 2**28 * factor**2}
 

@@ -1,4 +1,4 @@
-"""What the benchmarks measure with: peaks of memory, layers to compare."""
+"""Measuring tools of the benchmarks: peak memory, and layers to compare."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -31,7 +31,7 @@ def given() -> LayerInput:
 
 
 def held(megabytes: int, given_back: int = 0) -> Callable[[], Iterable[Tensor]]:
-    """A computation that holds so much for a moment and gives a part of it back."""
+    """Hold this much memory for a moment and return a part of it."""
 
     def run() -> Iterable[Tensor]:
         passing = torch.ones(megabytes * MEGABYTE, dtype=torch.uint8)
@@ -41,30 +41,30 @@ def held(megabytes: int, given_back: int = 0) -> Callable[[], Iterable[Tensor]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told by Linux only")
-def test_peak_counts_what_is_held_but_not_what_is_given() -> None:
-    kept = torch.ones(64 * MEGABYTE, dtype=torch.uint8)  # there before
+def test_peak_excludes_memory_held_before() -> None:
+    kept = torch.ones(64 * MEGABYTE, dtype=torch.uint8)  # allocated before
     peak = peak_of_call(held(200, given_back=50), torch.device("cpu"))
-    assert peak == pytest.approx(250 * MEGABYTE, rel=0.1)  # two of 50 while the product is made
+    assert peak == pytest.approx(250 * MEGABYTE, rel=0.1)  # two tensors of 50 while the product is computed
     assert peak_of_call(held(10), torch.device("cpu")) < 30 * MEGABYTE
     assert kept.any()
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told by Linux only")
-def test_peak_in_a_child() -> None:
+def test_peak_in_child_process() -> None:
     peak = peak_in_child("tests.bench.test_suite:held", 300)
     assert peak is not None
     assert peak == pytest.approx(300 * MEGABYTE, rel=0.1)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peaks are told by Linux only")
-def test_a_child_that_fails_says_why() -> None:
+def test_failed_child_process_reports_the_cause() -> None:
     with pytest.raises(
         RuntimeError, match=r"measuring tests\.bench\.test_suite:nothing .*no attribute 'nothing'"
     ):
         peak_in_child("tests.bench.test_suite:nothing")
 
 
-# of this package's layers: each other one compiles passes of its own
+# layers of this package; each other layer would compile more passes
 QUICK = ("lightcake", "lightcake eager")
 LAYERS = [
     pytest.param(name, marks=[] if name in QUICK or "lightcake" not in name else pytest.mark.full)
@@ -74,7 +74,7 @@ LAYERS = [
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_of_the_benchmark_agree(name: str, given: LayerInput, peer: Callable[[str], Any]) -> None:
+def test_benchmark_layers_agree(name: str, given: LayerInput, peer: Callable[[str], Any]) -> None:
     if name.startswith("PyG"):
         peer("torch_geometric")
     step = BUILDERS[name](given)
@@ -86,7 +86,7 @@ def test_layers_of_the_benchmark_agree(name: str, given: LayerInput, peer: Calla
     assert difference < (1e-2 if name == BFLOAT16 else 1e-4)
 
 
-def test_a_wrong_layer_is_noticed(given: LayerInput) -> None:
+def test_wrong_layer_is_detected(given: LayerInput) -> None:
     layer = rgcn_layer(given, "full")
     right = rgcn_by_definition(layer, given)
     with torch.no_grad():
@@ -94,7 +94,7 @@ def test_a_wrong_layer_is_noticed(given: LayerInput) -> None:
     assert largest_difference([layer(given.entities, given.graph)], [right]) > 5e-4
 
 
-def test_predicted_peaks(given: LayerInput) -> None:
+def test_predicted_peaks_bound_measured_peaks(given: LayerInput) -> None:
     row = 64 * 4
     triples = 2 * len(given.graph.triples)
     tables = 2 * given.graph.num_relations * given.graph.num_entities * row
@@ -104,7 +104,7 @@ def test_predicted_peaks(given: LayerInput) -> None:
 
 
 @pytest.mark.parametrize("width", [64, 5])
-def test_a_bare_gather_reads_the_rows_of_a_layer(width: int) -> None:
+def test_bare_gather_reads_the_rows_of_a_layer(width: int) -> None:
     found = LayerInput.random(layer_inputs("degrees", 1, torch.float32)[2], width)
     plan, x, g = found.graph.plan, found.entities.detach(), found.entity_gradient
     for more in (None, g):

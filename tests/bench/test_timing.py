@@ -1,4 +1,4 @@
-"""How fast a run's model trains, by a clock that only the timed work moves."""
+"""Training speed of a run's model, with a clock that only the timed work advances."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from lightcake_fast.training.experiment import Experiment
 
 
 @pytest.mark.parametrize(("model", "layer_seconds"), [("lightcake", 1.5), ("distmult", None)])
-def test_a_run_is_timed_without_changing_it(
+def test_timing_does_not_change_a_run(
     model: str, layer_seconds: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step takes 4 seconds, two layers take 3."""
