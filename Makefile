@@ -33,11 +33,12 @@ test-full: $(DEV_STAMP)  ## the tests with full grids, long fuzzing and kill tes
 test-oldest:  ## the tests with the oldest versions that pyproject.toml allows, in a separate environment
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=.ci/oldest.txt
 
-lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict, layers of imports
+lint: $(DEV_STAMP)  ## ruff check, ruff format --check, mypy --strict, layers of imports, plain English
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(VENV)/bin/lint-imports --no-logo --no-cache
+	$(RUN) .ci/prose.py --check
 
 format: $(DEV_STAMP)  ## apply the fixes and the format of ruff
 	$(RUN) -m ruff check --fix .

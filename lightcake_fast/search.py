@@ -88,8 +88,8 @@ examples:
 
 The other flags are flags of training and apply to every trial. After a stop by a signal, a full disk or
 damaged data, repeat the same command: finished trials are kept, and the interrupted trial continues. OUT
-contains one run folder per trial. `python -m lightcake_fast.train --resume OUT/TRIAL` evaluates it on the test
-split. The search needs Optuna: pip install 'lightcake_fast[search]'.
+contains one run folder per trial. `python -m lightcake_fast.train --resume OUT/TRIAL` evaluates it on the
+test split. The search needs Optuna: pip install 'lightcake_fast[search]'.
 """
 
 
