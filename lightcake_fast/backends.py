@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels.plan import GpuPlan, Plan
-from lightcake_fast.launching import launching
+from lightcake_fast.operators import launching
 from lightcake_fast.reference import partial as reference_partial
 from lightcake_fast.scores import fused
 

@@ -14,8 +14,7 @@ from lightcake_fast.backends import (
     runnable,
 )
 from lightcake_fast.errors import InputError
-from lightcake_fast.launching import launching
-from lightcake_fast.operators import operator
+from lightcake_fast.operators import launching, operator
 from lightcake_fast.reference import layer as reference
 from lightcake_fast.reference import partial
 from lightcake_fast.scores import score_named

@@ -10,8 +10,7 @@ from lightcake_fast.backends import BACKENDS, runnable, without_transforms
 from lightcake_fast.errors import InputError
 from lightcake_fast.kernels import plan as kernels_plan
 from lightcake_fast.kernels.segment_plan import SegmentPlan, build_segment_plan
-from lightcake_fast.launching import launching
-from lightcake_fast.operators import operator
+from lightcake_fast.operators import launching, operator
 from lightcake_fast.ops import autocast_first, check_real, check_tensor, no_second_derivative
 from lightcake_fast.reference import segments as reference
 from lightcake_fast.reference.partial import softmax_weights

@@ -16,7 +16,7 @@ from lightcake_fast.process import prepare_process, speed_up
 from lightcake_fast.scores import import_score, named_by_module
 from lightcake_fast.sharding.world import World, joined
 from lightcake_fast.terminal import Console
-from lightcake_fast.training.arguments import add_flags, resumed
+from lightcake_fast.training.arguments import add_flags, read_settings, resumed
 from lightcake_fast.training.config import READING, TrainingConfig, fields
 from lightcake_fast.training.experiment import check
 from lightcake_fast.training.interrupt import Interrupt
@@ -25,7 +25,6 @@ from lightcake_fast.training.presets import resolve
 from lightcake_fast.training.progress import Reporter
 from lightcake_fast.training.run_folder import RunFolder
 from lightcake_fast.training.runtime import own_numerics
-from lightcake_fast.training.settings_file import read_settings
 from lightcake_fast.training.sharded import load_share, with_partition
 
 DESCRIPTION = "Train LightCAKE on a knowledge graph, and test its predictions of relations or entities."

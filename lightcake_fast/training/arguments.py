@@ -1,15 +1,24 @@
-"""Command-line flags for the settings of a run."""
+"""Settings of a run from the command line or from a file."""
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Mapping
+from dataclasses import MISSING
+from pathlib import Path
 from typing import Any
 
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import InputError, did_you_mean
+from lightcake_fast.files import parse_json
 from lightcake_fast.models import takers
 from lightcake_fast.scores import named_by_module
-from lightcake_fast.training.config import TrainingConfig, fields
+from lightcake_fast.training.config import TrainingConfig, complete, fields
 from lightcake_fast.training.flags import GROUPS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def add_flags(
@@ -65,3 +74,26 @@ def resumed(saved: TrainingConfig, explicit: Mapping[str, Any]) -> TrainingConfi
         may = ", ".join("--" + name.replace("_", "-") for name in sorted(allowed - {"resume"}))
         raise InputError(f"--resume: expected only {may} or --debug, got {', '.join(refused)}: omit it")
     return dataclasses.replace(saved, **explicit)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read the settings of a TOML file, or of a JSON file such as a saved `config.json`, by field.
+
+    Raises:
+        InputError: The file cannot be read or has an unknown field. `TrainingConfig` checks the values.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected a JSON object, got a JSON {type(values).__name__}")
+    values = {name.replace("-", "_"): value for name, value in values.items()}
+    known = [field.name for field, flag, _ in fields() if flag.saved]
+    for name in values:
+        if name not in known:
+            raise InputError(f"{path}: expected names of settings, got {name!r}{did_you_mean(name, known)}")
+    if path.suffix == ".json" and all(f.name in values for f, _, _ in fields() if f.default is MISSING):
+        return {name: value for name, value in complete(values).items() if name in known}  # older run
+    return values

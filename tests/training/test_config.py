@@ -13,12 +13,11 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, ModelSpec
 from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.training import presets
-from lightcake_fast.training.arguments import add_flags, resumed
+from lightcake_fast.training.arguments import add_flags, read_settings, resumed
 from lightcake_fast.training.config import PRESETS, TASKS, TrainingConfig, fields
 from lightcake_fast.training.experiment import build_model
 from lightcake_fast.training.flags import GROUPS
 from lightcake_fast.training.presets import preset_settings, preset_title, resolve
-from lightcake_fast.training.settings_file import read_settings
 
 if sys.version_info >= (3, 11):
     import tomllib
