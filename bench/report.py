@@ -42,7 +42,10 @@ def rows_of(benchmarks: Iterable[Any]) -> list[Row]:
 
 
 def tables(rows: Sequence[Row], left_out: Reasons) -> dict[str, list[list[str]]]:
-    """Build one table per kind of benchmark and device, by title. The first line of a table is its header."""
+    """Build one table per kind of benchmark and device.
+
+    Return a dict from titles to tables. The first line of a table is its header.
+    """
     found = {}
     for kind, device in dict.fromkeys((row["kind"], row["device"]) for row in rows):
         some = [row for row in rows if (row["kind"], row["device"]) == (kind, device)]

@@ -25,7 +25,10 @@ _clock = _Clock()
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """Measure the time of a block that may compile. The first compilation in a process prints a message."""
+    """Add the time of the `with` block to the thread's clock.
+
+    Use it around code that may compile. The first compilation in a process prints a message.
+    """
     from numba.core import event
 
     start, outermost = time.monotonic(), not _clock.depth

@@ -144,11 +144,12 @@ def forward(s: Tensor, values: Tensor, plan: SegmentPlan, num_segments: int) -> 
         s: scores [E, H], contiguous.
         values: rows [N, H, d], contiguous, same dtype as the scores.
         plan: the order of work.
-        num_segments: M.
+        num_segments: the number of segments, M.
 
     Returns:
-        The sums [M, H, d], and per segment the maximum and one over the total [M, H, 2]. The maximum is +inf
-        if the segment has no live entry.
+        The sums [M, H, d], and a tensor [M, H, 2]. It has two numbers per segment and head: the maximum of
+        the scores, and 1 / sum exp(score - maximum). The maximum is +inf if all scores of the segment are
+        masked, or if the segment is empty.
     """
     (heads, width), chunks, slots = values.shape[1:], len(plan.chunk), len(plan.part_row)
     out, norm = values.new_empty(num_segments * heads, width), values.new_empty(num_segments * heads, 2)

@@ -68,14 +68,15 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
     Args:
         path: The file.
-        write: Writes the new content to a given path, in a temporary folder in the same place.
+        write: Function that writes the new content to the path it gets. This path is in a temporary folder
+            next to the file.
 
     Raises:
-        OSError: The file cannot be written; the old file is unchanged. The error number is the original.
-        BaseException: A signal handler raised it during the write.
+        OSError: The file cannot be written; the old file is unchanged. `errno` is from the original error.
+        BaseException: An exception that a signal handler raised during the write, for example SystemExit.
     """
     try:
-        # in a new folder, an attacker's symbolic link cannot redirect the write
+        # in a new private folder, an attacker cannot place a symbolic link that redirects the write
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name}.", suffix=TEMPORARY, dir=path.parent, ignore_cleanup_errors=True
         ) as folder:

@@ -258,7 +258,7 @@ def main(argv: Sequence[str]) -> int:
     explicit = vars(make_parser().parse_args(argv))
     del explicit["debug"]  # `cli.run` reads it
     if named_by_module(explicit.get("score", "")):
-        import_score(explicit["score"])  # typed here; a score from a file is not imported
+        import_score(explicit["score"])  # the user typed it; a score from --config is not imported
     file, seeds = explicit.pop("config"), explicit.pop("seeds")
     for flag, wrong in (("--config", file), ("--seeds", seeds)):
         if wrong is not None and "resume" in explicit:
@@ -269,13 +269,13 @@ def main(argv: Sequence[str]) -> int:
         explicit = {**read_settings(file.expanduser()), **explicit}
     quiet = explicit.get("quiet", False)
     runs = _with_seeds(explicit, seeds)
-    # computed before the processes meet and make folders, so that all processes get the same list
+    # listed before any process makes a run folder, so that all processes get the same list
     begun = [each for each in runs if seeds and "out" in each and RunFolder.is_at(Path(each["out"]))]
     with joined() as world, Interrupt(abortable=world is None) as interrupt:
         console = None if world is None or world.first else Console(quiet=True)
         if console is not None:
             warnings.simplefilter("ignore", DataWarning)  # the first process warns
-        for each in begun:  # find runs that cannot resume before hours of training
+        for each in begun:  # a run that cannot resume gives its error now, not after hours of training
             prepared(None, each, world=world, begun=True)
         summaries = [
             _train(None, each, Reporter(quiet, console), interrupt, world=world, begun=bool(seeds)).summary

@@ -100,7 +100,7 @@ def made(
     device: torch.device,
     eager: Callable[[], Results] | None,
 ) -> Case:
-    """Build the layer and verify its results."""
+    """Build the layer, verify its results and measure one call and its peak memory."""
     step = BUILDERS[name](given)
     results, seconds = timed(step.both, device)
     if name.startswith(("lightcake", "gather")):  # the first call may include compilation

@@ -210,7 +210,10 @@ def _from_pykeen(factory: Any, label: str) -> Found:
 
 
 def _from_pyg(data: Any, label: str) -> Found:
-    """Edges with `edge_type`. Names are `entity_names` and `relation_names`, or the ids without these."""
+    """The triples of a PyTorch Geometric `Data` with `edge_type`.
+
+    The attributes `entity_names` and `relation_names` give the names. Without them, the ids are the names.
+    """
     if getattr(data, "edge_type", None) is None:
         raise InputError(f"{label}: expected Data with edge_type, got none: set edge_type to relation ids")
     ends = _ends_of(data, label)

@@ -78,7 +78,9 @@ class Table:
                 yield names
 
     def read_bytes(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """Yield the blocks of `read` as bytes, and the end of each name: one byte separates two names.
+        """Yield the blocks of `read` as bytes, with the end position of each name in the bytes.
+
+        One byte separates two names.
 
         Raises:
             InputError: See `read`.

@@ -226,10 +226,15 @@ def _spread(count: int, *, middle: bool) -> Iterator[float]:
 def _lines(
     near: Sequence["Context"], ends: Container[str]
 ) -> dict[tuple[str, str], dict[tuple[str, str, str], "ContextTriple"]]:
-    """Group triples by line. All triples of an end and a neighbor share a line, in both directions.
+    """Group the context triples by the line that shows them in the figure.
 
-    Between head and tail, each direction has a separate line. A triple in both contexts has its larger
-    weight.
+    One line connects the head or the tail of the pair with a neighbor. It shows all their triples, in both
+    directions. Between head and tail there are two lines, one per direction. If a triple is in both contexts,
+    the context with the larger weight counts.
+
+    Args:
+        near: The contexts of head and tail.
+        ends: The names of head and tail.
     """
     lines: dict[tuple[str, str], dict[tuple[str, str, str], ContextTriple]] = {}
     for context in near:

@@ -323,14 +323,15 @@ class RunFolder:
     def load_last(
         self, fingerprint: str, rows: Ids | None = None
     ) -> tuple[dict[str, Tensor], Position, dict[str, Any]] | None:
-        """Load the state of `save_last`. None before the first save.
+        """Load the state that `save_last` saved. Return None if nothing was saved yet.
 
         Args:
             fingerprint: Fingerprint of the data set.
             rows: Entities to load. None loads all.
 
         Raises:
-            InputError: The checkpoint is missing although it was saved before. See also `load_checkpoint`.
+            InputError: The last checkpoint is missing, but the best checkpoint exists. See also
+                `load_checkpoint`.
         """
         if not parts.exists(self.path, LAST):
             if parts.exists(self.path, BEST):
