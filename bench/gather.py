@@ -110,8 +110,7 @@ def gathered_by_definition(plan: Plan, x: Tensor, g: Tensor | None) -> tuple[Ten
 def main() -> None:
     """Print the table."""
     prepare_process()
-    from bench.equality import TOLERANCE, compared, largest_difference
-    from bench.layers import BUILDERS, layer_input
+    from bench.layers import BUILDERS, TOLERANCE, compared, largest_difference, layer_input
     from bench.measuring import timed
     from lightcake_fast.training.runtime import device_name
 

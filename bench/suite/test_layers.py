@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.equality import NARROW_TOLERANCE, TOLERANCE, compared, largest_difference
 from bench.layers import (
     BFLOAT16,
     BUILDERS,
+    NARROW_TOLERANCE,
     SCORE_OF,
+    TOLERANCE,
     LayerInput,
     LayerStep,
+    compared,
+    largest_difference,
     predicted_peak,
 )
 from bench.measuring import available_bytes, timed

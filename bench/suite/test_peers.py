@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.equality import TOLERANCE, largest_difference
-from bench.layers import BUILDERS, SCORE_OF, context_step, layer_input
+from bench.layers import BUILDERS, SCORE_OF, TOLERANCE, context_step, largest_difference, layer_input
 from bench.measuring import found, timed
 
 DIM = 256

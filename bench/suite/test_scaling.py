@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.equality import TOLERANCE, largest_difference
-from bench.layers import BUILDERS, LayerInput
+from bench.layers import BUILDERS, TOLERANCE, LayerInput, largest_difference
 from bench.measuring import timed
 from bench.memory import peak_of_call
 from lightcake_fast.graph import ContextGraph

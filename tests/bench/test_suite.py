@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.equality import compared, largest_difference, rgcn_by_definition
 from bench.gather import gathered, gathered_by_definition
 from bench.layers import (
     BFLOAT16,
     BUILDERS,
     LayerInput,
+    compared,
+    largest_difference,
     predicted_peak,
+    rgcn_by_definition,
     rgcn_layer,
 )
 from bench.memory import peak_in_child, peak_of_call
