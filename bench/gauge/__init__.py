@@ -1,1 +1,1 @@
-"""Checks of compiled kernels on any machine. Nothing here is timed."""
+"""Measure compiled kernels on any machine, without a GPU. Nothing here is timed."""

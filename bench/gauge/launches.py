@@ -1,25 +1,22 @@
-"""Record the kernel launches of a function and compile them for a GPU that need not be present."""
+"""Record the kernel launches of a layer and compile them for a GPU that need not be present."""
 
-import functools
-import re
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
-import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from bench.gauge.disassembly import Instruction, Program
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.kernels import gpu_backward, gpu_forward, gpu_segments
 from lightcake_fast.ops import gathered
+from lightcake_fast.segments import Segments
 
 # One cache per checkout. Triton's usual cache does not distinguish equal sources of two checkouts, and the
 # machine code then refers to lines of the other checkout.
@@ -32,219 +29,103 @@ TARGETS = {
     "sm_120": GPUTarget("cuda", 120, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SEGMENTS = "segments"  # instead of a score: the general op
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer to compile, forward and backward.
+
+    Attributes:
+        target: a key of ``TARGETS``.
+        width: d.
+        dtype: dtype of the embeddings.
+        score: a score with Triton kernels, or ``SEGMENTS``.
+        context: "both", "entity" or "relation".
+        masked: with a mask, as in training.
+        rows: dtype of the entity rows that context triples read.
+    """
+
+    target: str
+    width: int = 256
+    dtype: str = "float32"
+    score: str = "distmult"
+    context: str = "both"
+    masked: bool = True
+    rows: str = "float32"
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch: its arguments and the compiled kernel.
+    """One kernel launch.
 
     Attributes:
-        function: the Triton function.
+        name: name of the kernel with its module, because several passes have the same name.
         arguments: values of its parameters, by name.
         compiled: Triton's compiled kernel.
     """
 
-    function: Any
+    name: str
     arguments: Mapping[str, Any]
     compiled: Any
 
-    @property
-    def name(self) -> str:
-        """Name of the kernel with its module, because several passes have the same name."""
-        return f"{self.function.fn.__module__.rpartition('.')[2]}.{self.function.fn.__name__}"
 
-    @property
-    def num_warps(self) -> int:
-        """Warps per program."""
-        return int(self.compiled.metadata.num_warps)
-
-
-@dataclass(frozen=True)
-class Resources:
-    """Resources of a compiled kernel, as reported by its compiler.
-
-    Attributes:
-        registers: per thread; vector registers on AMD.
-        stack: bytes per thread.
-        local: bytes per thread.
-        spills: spilled registers (AMD), or loads and stores of local memory in the code (NVIDIA).
-        shared: bytes per program.
-    """
-
-    registers: int
-    stack: int
-    local: int
-    spills: int
-    shared: int
-
-
-class _AbsentDriver:
-    """Stand-in for the driver of an absent GPU. Triton's caches see each target as a separate device."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def get_current_target(self) -> GPUTarget:
-        return TARGETS[self._name]
-
-    def get_current_device(self) -> str:
-        return self._name
-
-    def get_current_stream(self, device: str) -> int:
-        return 0
-
-
-@contextmanager
-def _recording(target: str, launches: list[Launch]) -> Iterator[None]:
-    run = JITFunction.run
+def launches(case: Case) -> list[Launch]:
+    """Compile the kernel launches of a case. They run on no device and write no results."""
+    found: list[Launch] = []
+    run, active = JITFunction.run, driver._active
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         compiled = run(self, *args, grid=grid, warmup=True, **kwargs)
         names = [p.name for p in self.params]
         bound = self.signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
         bound.apply_defaults()
-        launches.append(Launch(self, dict(bound.arguments), compiled))
+        name = f"{self.fn.__module__.rpartition('.')[2]}.{self.fn.__name__}"
+        found.append(Launch(name, dict(bound.arguments), compiled))
         return compiled
 
-    previous = driver._active
-    driver.set_active(_AbsentDriver(target))
-    JITFunction.run = record
+    layer = _segments(case) if case.score == SEGMENTS else _layer(case)
+    absent: Any = SimpleNamespace(  # Triton's caches see each target as a separate device
+        get_current_target=lambda: TARGETS[case.target],
+        get_current_device=lambda: case.target,
+        get_current_stream=lambda device: 0,
+    )
+    driver.set_active(absent)
     try:
-        with knobs.cache.scope():
+        with patch.object(JITFunction, "run", record), knobs.cache.scope():
             knobs.cache.dir = str(CACHE)
-            yield
+            layer()
     finally:
-        JITFunction.run = run
-        driver.set_active(previous)
+        driver.set_active(active)
+    return found
 
 
-def record(target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Launch]:
-    """Call a function. Record and compile its Triton launches instead of running them.
-
-    The launches write nothing, so the function must not read their results.
-
-    Args:
-        target: a key of ``TARGETS``.
-        function: launches kernels on the CPU tensors among its arguments.
-        *args: positional arguments of the function.
-        **kwargs: keyword arguments of the function.
-    """
-    launches: list[Launch] = []
-    with _recording(target, launches):
-        function(*args, **kwargs)
-    return launches
-
-
-def launch_layer(
-    target: str,
-    *,
-    width: int = 256,
-    dtype: torch.dtype = torch.float32,
-    score: str = "distmult",
-    context: str = "both",
-    masked: bool = True,
-    rows: str = "float32",
-) -> list[Launch]:
-    """Return the launches of one layer, forward and backward, compiled for a target.
-
-    Args:
-        target: a key of ``TARGETS``.
-        width: d.
-        dtype: dtype of the embeddings.
-        score: a score with Triton kernels.
-        context: "both", "entity" or "relation".
-        masked: with a mask, as in training.
-        rows: dtype of the entity rows that context triples read.
-    """
-    from lightcake_fast.kernels import gpu_backward, gpu_forward
-
+def _layer(case: Case) -> Callable[[], Any]:
     random = torch.Generator().manual_seed(0)
     triples = torch.stack([torch.randint(n, (4096,), generator=random) for n in (64, 8, 64)], 1)
-    graph = ContextGraph.from_triples(triples, 64, 8)
-    x, y = torch.zeros(64, width, dtype=dtype), torch.zeros(16, width, dtype=dtype)
-    mask = torch.zeros(len(triples), dtype=torch.bool) if masked else None
-    plan, copy = graph.gpu_plan, gathered(x, rows)
+    plan = ContextGraph.from_triples(triples, 64, 8).gpu_plan
+    x, y = (torch.zeros(size, case.width, dtype=DTYPES[case.dtype]) for size in (64, 16))
+    mask = torch.zeros(len(triples), dtype=torch.bool) if case.masked else None
+    copy = gathered(x, case.rows)
 
     def layer() -> None:
         new_x, new_y, s, norm_x, norm_y, *sums = gpu_forward.forward(
-            x, y, plan, mask, score, context, gathered=copy
+            x, y, plan, mask, case.score, case.context, gathered=copy
         )
         made = new_x, new_y, s, norm_x, norm_y
-        gpu_backward.backward(x, y, x, y, *made, plan, score, *sums, gathered=copy)
+        gpu_backward.backward(x, y, x, y, *made, plan, case.score, *sums, gathered=copy)
 
-    return record(target, layer)
-
-
-def resources(launch: Launch) -> Resources:
-    """Return the registers, stack and shared memory of the kernel."""
-    return _resources(launch.compiled)
+    return layer
 
 
-def program(launch: Launch) -> Program:
-    """Return the machine code of the kernel (NVIDIA only)."""
-    return _program(launch.compiled)
+def _segments(case: Case) -> Callable[[], Any]:
+    index = torch.randint(4, (1000,), generator=torch.Generator().manual_seed(0))  # hub rows, so they are cut
+    segments = Segments.from_csr(torch.tensor([0, 200, *range(202, 1002, 2)]), index, 4)
+    values, s = torch.zeros(4, 1, case.width, dtype=DTYPES[case.dtype]), torch.zeros(1000, 1)  # one head
 
+    def layer() -> None:
+        out, norm = gpu_segments.forward(s, values, segments.plan, segments.num_segments)
+        gpu_segments.backward(out.to(values.dtype), s, values, out, norm, segments.plan)
 
-def row_loads(instructions: Iterable[Instruction]) -> list[Instruction]:
-    """Return the instructions that load rows. They come from two functions of ``gpu_tiles``."""
-    from lightcake_fast.kernels import gpu_tiles
-
-    lines: dict[str, set[int]] = {}
-    for function in (gpu_tiles.load_tile, gpu_tiles.load_row):
-        code = function.fn.__code__
-        last = code.co_firstlineno + len(function.src.splitlines()) + 1
-        lines.setdefault(code.co_filename, set()).update(range(code.co_firstlineno, last + 1))
-    return [
-        one
-        for one in instructions
-        if one.opcode.startswith("LDG") and any(line in lines.get(file, ()) for file, line in one.frames)
-    ]
-
-
-@functools.cache
-def _program(compiled: Any) -> Program:
-    # -ndf skips the data-flow analysis, which only finds the targets of BSYNC and takes half of the time
-    return Program(_tool("nvdisasm", "-gi", "-ndf", "-c", compiled.asm["cubin"]))
-
-
-@functools.cache
-def _resources(compiled: Any) -> Resources:
-    if compiled.metadata.target.backend == "hip":
-        text = compiled.asm["amdgcn"]
-        return Resources(
-            registers=_number(text, ".vgpr_count:"),
-            stack=_number(text, ".private_segment_fixed_size:"),
-            local=0,
-            spills=_number(text, ".vgpr_spill_count:") + _number(text, ".sgpr_spill_count:"),
-            shared=_number(text, ".group_segment_fixed_size:"),
-        )
-    text = _tool("cuobjdump", "-res-usage", compiled.asm["cubin"])
-    return Resources(
-        registers=_number(text, "REG:"),
-        stack=_number(text, "STACK:"),
-        local=_number(text, "LOCAL:"),
-        spills=sum(i.opcode.startswith(("LDL", "STL")) for i in _program(compiled).instructions),
-        shared=int(compiled.metadata.shared),
-    )
-
-
-def _number(text: str, label: str) -> int:
-    """Return the number after a label. The label must exist."""
-    digits = text[text.index(label) + len(label) :].split()[0]
-    return int(digits)
-
-
-def _tool(name: str, *arguments: Any) -> str:
-    """Run a tool of Triton's wheel on a binary, which is the last argument."""
-    *flags, binary = arguments
-    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
-        file.flush()
-        return subprocess.run([path, *flags, file.name], check=True, capture_output=True, text=True).stdout
-
-
-def load_bytes(load: Instruction) -> int:
-    """Return the bytes that a load brings to one lane."""
-    bits = re.search(r"\.(64|128|256)\b", load.opcode)
-    return int(bits.group(1)) // 8 if bits else 4
+    return layer
