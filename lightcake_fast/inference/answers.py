@@ -231,13 +231,12 @@ class Term:
     """A part of a score, or one relation of such a part.
 
     Attributes:
-        of: The part. "context": all context layers. "profile of head" and "profile of tail": the entity's
-            training triples, counted by relation. "links": the known relations of the pair. "paths": paths of
-            two triples from head to tail through a third entity.
+        of: The part. "context": all context layers. Else a term of docs/architecture.md; " of head" and " of
+            tail" follow the name of a term that belongs to one of these entities.
         relation: Name of the relation; for a path, the relation of its first triple. None for a whole part.
-        inverse: The direction. True for a profile if the entity is the tail of the triple. True for a link
-            from tail to head. True for a path if the head entity is the tail of the first triple.
-        count: Number of triples or paths.
+        inverse: The direction. True if the relation leads to the entity of the term, or from tail to head.
+            For a path: from the third entity to the head.
+        count: How often the graph contains it.
         score_without: See `ContextTriple`, without this part.
         probability_without: See `ContextTriple`, without this part.
         share: See `ContextTriple`. Shares need not sum to one, because parts interact.
@@ -304,7 +303,7 @@ class Explanation(Tabular):
         return ("of", "name", "head", "relation", "tail", *weights, *_FIGURES, *_OF_TERMS)
 
     def to_pandas(self) -> "DataFrame":
-        """One row per context triple, then one row per term (context, profiles, links and paths).
+        """One row per context triple, then one row per part of the score.
 
         A context triple has `of`, `name` and the fields of `ContextTriple`; the weights are `weight_1` and so
         on. A term has the fields of `Term`; a whole part has no `relation` and `inverse`.

@@ -17,14 +17,11 @@ from lightcake_fast.inference.answers import (
     Term,
 )
 from lightcake_fast.models import LightCAKE, RelationModel
-from lightcake_fast.models.evidence import Evidence, Weighed
-from lightcake_fast.models.paths import PathKinds
+from lightcake_fast.models.terms import TERMS, Evidence
 from lightcake_fast.ops import context_weights
 from lightcake_fast.training.experiment import Experiment
 
 ASKED = ("head", "relation", "tail")
-# names of the evidence parts
-PARTS = {"head": "profile of head", "tail": "profile of tail", "links": "links", "paths": "paths"}
 
 
 class _Change(NamedTuple):
@@ -63,7 +60,7 @@ class Explainer:
         case: The answer and its question.
 
     Raises:
-        InputError: The model has no LightCAKE layers, profile, links or paths.
+        InputError: The model has neither LightCAKE layers nor terms.
     """
 
     def __init__(
@@ -81,7 +78,7 @@ class Explainer:
         self._evidence = experiment.model.evidence(experiment.graph, self._pair)
         if self._evidence is None and not _is_layered(experiment.model):
             raise InputError(
-                "explain: expected a model with LightCAKE layers, profile, links or paths, "
+                f"explain: expected a model with LightCAKE layers or a term ({', '.join(TERMS)}), "
                 "got one without them: train a model with at least one"
             )
         self._whole = self._scores()
@@ -168,28 +165,33 @@ class Explainer:
             yield Term("context", None, False, graph.num_triples, *left)
         if self._evidence is None:
             return
-        has = {"head": model.profile, "tail": model.profile, "links": model.links, "paths": model.paths}
-        for of in (of for of, part in has.items() if part is not None):
-            yield from self._term(of, self._evidence, getattr(self._evidence, of), top)
+        for side, found in self._evidence.items():
+            for name in found:
+                yield from self._term(side, name, top)
 
-    def _term(self, of: str, evidence: Evidence, rows: Weighed | PathKinds, top: int) -> Iterator[Term]:
-        """A part of the evidence as a whole, and its `top` relations with the largest shares."""
+    def _term(self, side: str, name: str, top: int) -> Iterator[Term]:
+        """A term as a whole, and its `top` relations with the largest shares."""
+        evidence: Any = self._evidence
+        found = evidence[side][name]
+        of = name if side == "pair" else f"{name} of {side}"
 
         def without(entries: int | slice) -> _Change:
-            changed: dict[str, Any] = {of: _lighter(rows, entries)}
-            return self._change(self._scores(None, evidence._replace(**changed)))
+            weight = found.weight.clone()
+            weight[entries] = 0
+            lighter = {**evidence[side], name: found._replace(weight=weight)}
+            return self._change(self._scores(None, {**evidence, side: lighter}))
 
-        counts = (rows.weight if of == "links" else rows.weight.double().expm1()).round().long().tolist()
-        second = rows.second.tolist() if isinstance(rows, PathKinds) else [None] * len(counts)
+        counts = self._experiment.model.terms[name].counts(found).round().long().tolist()
+        second = getattr(found, "second", None)
+        seconds = [None] * len(counts) if second is None else second.tolist()
         entries = [
-            Term(PARTS[of], *self._named(relation), count, *without(place), *self._named(then))
+            Term(of, *self._named(relation), count, *without(place), *self._named(then))
             for place, (relation, count, then) in enumerate(
-                zip(rows.relation.tolist(), counts, second, strict=True)
+                zip(found.relation.tolist(), counts, seconds, strict=True)
             )
             if count  # a count of 0 means padding
         ]
-        whole = without(slice(None))
-        yield Term(PARTS[of], None, False, sum(counts), *whole)
+        yield Term(of, None, False, sum(counts), *without(slice(None)))
         yield from sorted(entries, key=lambda entry: -abs(entry.share))[:top]
 
     def _named(self, relation: int | None) -> tuple[str | None, bool]:
@@ -198,13 +200,6 @@ class Explainer:
             return None, False
         inverse, raw = divmod(relation, self._experiment.data.num_relations)
         return self._experiment.data.relations[raw], bool(inverse)
-
-
-def _lighter(rows: Weighed | PathKinds, entries: int | slice) -> Weighed | PathKinds:
-    """Copy `rows` with weight 0 for the given entries."""
-    weight = rows.weight.clone()
-    weight[entries] = 0
-    return rows._replace(weight=weight)
 
 
 def _is_layered(model: RelationModel) -> TypeGuard[LightCAKE]:

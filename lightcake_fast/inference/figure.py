@@ -76,7 +76,7 @@ def check_figure(path: Path) -> None:
 def draw(explanation: "Explanation", path: Path) -> str:
     """Draw head and tail between their neighbors. The width of a line is the weight in the last layer.
 
-    Below are the pairs of the relation's context, and one bar per term (profile, links and paths). A line or
+    Below are the pairs of the relation's context, and one bar per part of the score. A line or
     bar is blue if the score falls without it, and red if the score rises. Names are plain text, without
     mathematical notation.
 

@@ -107,7 +107,7 @@ def term_text(explanation: "Explanation", term: "Term", shown: Callable[[str], s
     if term.relation is None:
         return term.of
     relation = shown(term.relation)
-    if term.of in ("links", "paths"):
+    if not term.of.endswith((" of head", " of tail")):
         start, end = (shown(name) for name in (explanation.head, explanation.tail))
         if term.second is not None:
             steps = _step(relation, term.inverse), _step(shown(term.second), term.second_inverse)

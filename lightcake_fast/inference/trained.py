@@ -120,8 +120,8 @@ class TrainedModel:
             relation: Name of the relation to explain; None means the likeliest relation.
 
         Raises:
-            InputError: See `predict`. Or the relation is unknown, or the model has no context layers,
-                profile, links or paths.
+            InputError: See `predict`. Or the relation is unknown, or the model has neither context layers
+                nor terms.
             TypeError: See `predict`.
         """
         top = _checked_top(top)

@@ -1,6 +1,7 @@
 """The base class of all models: the two tables, the regularization options, and the scores of all answers."""
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,11 +20,9 @@ from lightcake_fast.models.entity_scores import (
     cross_entropy,
     measures_distance,
 )
-from lightcake_fast.models.evidence import Evidence, Weighed, evidence_of, paths_of_triples
-from lightcake_fast.models.paths import PathKinds
 from lightcake_fast.models.scorers import PRODUCTS, with_normals
-from lightcake_fast.models.terms import PROFILES, Links, Paths, RelationProfile
-from lightcake_fast.models.weights import check_at_least, check_choice, xavier
+from lightcake_fast.models.terms import SIDES, TERMS, Evidence, Pairs, Term
+from lightcake_fast.models.weights import check_at_least, xavier
 from lightcake_fast.sharding.layer import AnyGraph, Shard
 
 
@@ -51,23 +50,19 @@ class RelationModel(nn.Module):
         unseen_rate: share of the training pairs in which a learned vector replaces the refined head or tail
             (half each). In evaluation this vector stands for every entity without a training triple. With 0
             there are no such vectors.
-        profile: "score" adds a term to the rows of head and tail in the score: the counts of their relations
-            in the graph (see ``RelationProfile``). "both" also adds such a term to all entity rows before the
-            refinement, so that the context includes the profiles of neighbors. "none" adds nothing.
-        links: add a term to the scores of a pair for the known relations between its entities (see
-            ``Links``).
-        paths: add a term to the scores of a pair for the paths of two triples that join it (see ``Paths``).
-        has_context: whether the model refines the entity rows; profile "both" requires it.
+        has_context: whether the model refines the entity rows.
         inverses: give inverse relations separate rows, 2R in all; questions for heads use them.
         generator: random generator for the initial values.
         dtype: floating-point dtype of the parameters.
+        terms: options of additional terms of the scores, by the names in ``TERMS``; the default is no term.
 
     Shapes:
         ``entities`` (N, d); ``relations`` (relation_rows, d), or d/2 with ``angles``; ``relation_bias`` (R,);
-        ``unknown_head`` and ``unknown_tail`` (d,); ``input_profile`` (2R, d); ``normals`` (relation_rows, d).
+        ``unknown_head`` and ``unknown_tail`` (d,); ``normals`` (relation_rows, d).
 
     Raises:
-        InputError: if the profile is "both" and the model has no context.
+        InputError: if a term does not fit the model.
+        TypeError: if an argument is unknown.
         ValueError: if an argument is out of range.
     """
 
@@ -86,23 +81,20 @@ class RelationModel(nn.Module):
         input_dropout: float = 0.0,
         row_dropout: float = 0.0,
         unseen_rate: float = 0.0,
-        profile: str = "none",
-        links: bool = False,
-        paths: bool = False,
         has_context: bool = False,
         inverses: bool = False,
         generator: Generator | None = None,
         dtype: torch.dtype = torch.float32,
+        **terms: Any,
     ) -> None:
         super().__init__()
+        for name in terms.keys() - TERMS.keys():
+            raise TypeError(f"{name}: expected an option of {type(self).__name__}, got an unknown name")
         check_at_least(1, num_entities=num_entities, num_relations=num_relations, dim=dim)
         shares = {"input_dropout": input_dropout, "row_dropout": row_dropout, "unseen_rate": unseen_rate}
         for name, share in shares.items():
             if not 0 <= share < 1:
                 raise ValueError(f"{name}: expected 0 <= value < 1, got {share}")
-        check_choice("profile", profile, PROFILES)
-        if profile == "both" and not has_context:
-            raise InputError("profile: expected 'none' or 'score' without context layers, got 'both'")
         self.num_relations, self.has_context, self.angles = num_relations, has_context, angles
         self.input_dropout, self.row_dropout, self.unseen_rate = input_dropout, row_dropout, unseen_rate
         self.entities = xavier(num_entities, dim, generator=generator, dtype=dtype)
@@ -122,10 +114,8 @@ class RelationModel(nn.Module):
 
         self.unknown_head, self.unknown_tail = unknown(), unknown()
         made: dict[str, Any] = {"generator": generator, "dtype": dtype}
-        self.profile = None if profile == "none" else RelationProfile(num_relations, dim, **made)
-        self.input_profile = xavier(2 * num_relations, dim, **made) if profile == "both" else None
-        self.links = Links(num_relations, dim, **made) if links else None
-        self.paths = Paths(num_relations, dim, **made) if paths else None
+        for name, kind in TERMS.items():
+            kind.attach(self, name, terms.get(name), num_relations, dim, **made)
         self.normals = xavier(rows, dim, **made) if planes else None
 
     def refine(
@@ -137,7 +127,7 @@ class RelationModel(nn.Module):
         backend: str = "auto",
         rows: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the tables for scoring: after dropout in training, the input profile and the context.
+        """Return the tables for scoring: after dropout in training, additions to the inputs and the context.
 
         Args:
             graph: the context.
@@ -192,9 +182,9 @@ class RelationModel(nn.Module):
             relations = torch.cat([relations.cos(), relations.sin()], 1)
         if self.training and self.row_dropout:
             entities = draws.without_rows(entities, self.row_dropout)
-        if self.input_profile is not None:
-            profiles = evidence_of(graph).profiles_times(self.input_profile, mask)
-            entities = entities + profiles[: len(entities)]
+        for term in self.terms.values():
+            added = term.for_inputs(self, graph, mask)
+            entities = entities if added is None else entities + added[: len(entities)]
         return entities, relations
 
     def read_relations(self, relations: Tensor) -> Tensor:
@@ -208,31 +198,29 @@ class RelationModel(nn.Module):
         targets: Tensor | None = None,
         numbers: Tensor | None = None,
     ) -> Evidence | None:
-        """Return the inputs of the profile, links and paths of pairs; None for a model without these terms.
+        """Return the evidence of pairs for the terms; None for a model without terms.
 
         Args:
             graph: the context.
             pairs: int64 or int32 (B, 2) of (head, tail); N stands for an unseen entity.
             targets: int64 (B,), in training: the pairs are the graph's triples with these relations. Each
                 triple is excluded from the evidence of its pair, to avoid label leakage.
-            numbers: int64 (B,), positions of these triples in the graph, if known. Their paths are then
-                counted only once per graph.
+            numbers: int64 (B,), positions of these triples in the graph, if known.
         """
-        if not self.has_terms:
+        if not self.terms:
             return None
-        found, dtype = evidence_of(graph), self.entities.dtype
-        pairs = pairs.long()  # ids of a data set can be int32, and pair numbers go up to N^2
-        evidence = found.of_pairs(pairs, dtype, targets)
-        if self.paths is None:
-            return evidence
-        if numbers is not None:
-            return evidence._replace(paths=paths_of_triples(graph, numbers, dtype))
-        return evidence._replace(paths=found.paths.of_pairs(pairs, dtype))
+        # ids of a data set can be int32, and pair numbers go up to N^2
+        asked = Pairs(graph, pairs.long(), self.entities.dtype, targets, numbers)
+        return {side: self.evidence_of(side, asked) for side in SIDES}
+
+    def evidence_of(self, side: str, pairs: Pairs) -> dict[str, Any]:
+        """Return the evidence of one side of pairs by term; with ``pairs.held`` all ranks must call it."""
+        return {name: term.find(side, pairs) for name, term in self.terms.items() if side in term.sides}
 
     @property
-    def has_terms(self) -> bool:
-        """Whether scores have terms that need evidence."""
-        return any(term is not None for term in (self.profile, self.links, self.paths))
+    def terms(self) -> dict[str, Term]:
+        """The terms of this model by name, in the order of ``TERMS``."""
+        return {name: term for name, term in self.named_children() if isinstance(term, Term)}
 
     def relation_scores(
         self,
@@ -257,7 +245,7 @@ class RelationModel(nn.Module):
             Scores (B, R), the logits of p(r | h, t).
 
         Raises:
-            ValueError: if the model has a profile, links or paths and ``evidence`` is None.
+            ValueError: if the model has terms and ``evidence`` is None.
         """
         entities, relations = refined
         # one gather for both sides: its gradient has N rows. The embedding sums it without atomics on a GPU
@@ -266,9 +254,7 @@ class RelationModel(nn.Module):
         if not self.training and self.unknown_head is not None and seen is not None:
             unknown = ~seen[pairs[:, 0]], ~seen[pairs[:, 1]]
         heads, tails = self._sides(rows, evidence, unknown, generator)
-        return self.pair_scores(
-            heads, tails, relations, evidence and self.joined(evidence.links, evidence.paths)
-        )
+        return self.pair_scores(heads, tails, relations, self.joined(evidence and evidence["pair"]))
 
     def relation_loss(
         self,
@@ -292,7 +278,7 @@ class RelationModel(nn.Module):
             ValueError: as ``relation_scores``.
         """
         heads, tails = self._sides(refined[0], evidence, None, generator)
-        joined = evidence and self.joined(evidence.links, evidence.paths)
+        joined = self.joined(evidence and evidence["pair"])
         return self.pair_loss(heads, tails, refined[1], joined, targets, label_smoothing) / len(targets)
 
     def _sides(
@@ -303,17 +289,12 @@ class RelationModel(nn.Module):
         generator: Generator | None,
     ) -> tuple[Tensor, Tensor]:
         """Split refined rows (2B, d) into heads and tails for the score; `unknown` marks replaced ones."""
-        if evidence is None and self.has_terms:
-            raise ValueError(
-                "evidence: expected the evidence of the pairs for profile, links and paths, got None: call "
-                "the model's evidence()"
-            )
         heads, tails = rows.chunk(2)
         if self.unknown_head is not None and self.training:
             unknown = self.unknowns(torch.rand(len(heads), generator=generator, device=heads.device))
         no_head, no_tail = unknown or (None, None)
-        heads = self.rows_of("head", heads, no_head, evidence and evidence.head)
-        return heads, self.rows_of("tail", tails, no_tail, evidence and evidence.tail)
+        heads = self.rows_of("head", heads, no_head, evidence and evidence["head"])
+        return heads, self.rows_of("tail", tails, no_tail, evidence and evidence["tail"])
 
     def unknowns(self, draw: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the heads and tails that the learned vectors replace in training: bool (B,) each.
@@ -324,36 +305,43 @@ class RelationModel(nn.Module):
         no_head = draw < self.unseen_rate / 2
         return no_head, (draw < self.unseen_rate) & ~no_head
 
-    def rows_of(self, side: str, rows: Tensor, unknown: Tensor | None, evidence: Weighed | None) -> Tensor:
+    def rows_of(
+        self, side: str, rows: Tensor, unknown: Tensor | None, evidence: Mapping[str, Any] | None
+    ) -> Tensor:
         """Return rows as the score uses them.
 
         Args:
             side: "head" or "tail".
             rows: refined rows (B, d).
             unknown: bool (B,), True replaces the row by the learned vector of the side; or None.
-            evidence: the evidence of the side, if the model has a profile.
+            evidence: the evidence of the side by term; None for a model without terms.
+
+        Raises:
+            ValueError: if the evidence of a term is missing.
         """
         vector = self.unknown_head if side == "head" else self.unknown_tail
         if unknown is not None and vector is not None:
             rows = torch.where(unknown[:, None], vector, rows)
-        if self.profile is not None and evidence is not None:
-            rows = rows + self.profile.of(side, evidence)
-        return rows
+        return sum(self._added(side, evidence), start=rows)
 
-    def joined(self, links: Weighed, paths: PathKinds | None = None) -> Tensor | None:
-        """Return rows (B, d) for the links and paths of pairs, to multiply with relation rows.
+    def joined(self, evidence: Mapping[str, Any] | None) -> Tensor | None:
+        """Return the sum of rows (B, d) of the terms of pairs, to multiply with relation rows.
 
-        A model without links and paths returns None; arguments as in ``Evidence``.
-
-        Raises:
-            ValueError: if the model has paths and ``paths`` is None.
+        A model without such terms returns None; arguments and errors as in ``rows_of``.
         """
-        rows = None if self.links is None else self.links.of(links)
-        if self.paths is None:
-            return rows
-        if paths is None:
-            raise ValueError("paths: expected the paths of the pairs for a model with paths, got None")
-        return self.paths.of(paths) if rows is None else rows + self.paths.of(paths)
+        rows = list(self._added("pair", evidence))
+        return sum(rows[1:], start=rows[0]) if rows else None
+
+    def _added(self, side: str, evidence: Mapping[str, Any] | None) -> Iterator[Tensor]:
+        """Yield the rows (B, d) that each term adds to a side of pairs."""
+        for name, term in self.terms.items():
+            if side in term.sides:
+                if evidence is None or name not in evidence:
+                    raise ValueError(
+                        f"evidence: expected the evidence of the pairs for {name}, got None: call the "
+                        "model's evidence()"
+                    )
+                yield term.of(side, evidence[name])
 
     def pair_scores(self, heads: Tensor, tails: Tensor, relations: Tensor, joined: Tensor | None) -> Tensor:
         """Return scores (B, R) for heads and tails from ``rows_of``.

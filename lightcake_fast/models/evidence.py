@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.neighbours import bounds_of, entries_of, sum_rows
-from lightcake_fast.models.paths import GraphPaths, PathCounts, PathKinds
 
 _PIECE = 512  # entries of a relation that one task sums in sequence
 
@@ -59,23 +58,6 @@ class _ListProduct(torch.autograd.Function):
         ends = np.bincount(short, minlength=ctx.relations).cumsum()
         by_relation = rows.index_select(0, order), torch.from_numpy(np.concatenate([[0], ends]))
         return sum_rows(g.contiguous(), *by_relation, weight.index_select(0, order)), None, None, None
-
-
-class Evidence(NamedTuple):
-    """Known facts about B pairs in addition to their contexts.
-
-    Attributes:
-        head: the relations r < R in which the head entity is the head, and r + R in which it is the tail.
-            Each has the weight log(1 + c), where c is the number of its triples.
-        tail: the same for the tail entity.
-        links: the relations r from head to tail, and r + R from tail to head, with the weight 1.
-        paths: the kinds of paths of two triples from head to tail; None for a model without paths.
-    """
-
-    head: Weighed
-    tail: Weighed
-    links: Weighed
-    paths: PathKinds | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,32 +158,30 @@ class GraphEvidence:
             pairs=torch.cat([pairs, pairs.new_full((1,), torch.iinfo(pairs.dtype).max)]),
         )
 
-    def of_pairs(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Evidence:
-        """Return the evidence of pairs.
+    def of_entities(
+        self, side: str, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None
+    ) -> Weighed:
+        """Return the relations r < R in which entities are the head, and r + R in which they are the tail.
+
+        Each has the weight log(1 + c), where c is the number of its triples.
 
         Args:
+            side: the entities of the pairs, "head" or "tail".
             pairs: int64 (B, 2) of (head, tail); N stands for an entity that is not in the graph.
             dtype: dtype of the weights.
             targets: int64 (B,); the pairs are triples of the graph with these relations, and each triple is
                 excluded from the evidence of its pair. None excludes nothing.
         """
-        heads, tails = (
-            self.of_entities("head", pairs, dtype, targets),
-            self.of_entities("tail", pairs, dtype, targets),
-        )
-        return Evidence(head=heads, tail=tails, links=self.of_links(pairs, dtype, targets))
-
-    def of_entities(
-        self, side: str, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None
-    ) -> Weighed:
-        """Return the evidence of one side of pairs, "head" or "tail"; arguments as in ``of_pairs``."""
         own = self._own(pairs, targets)
         if side == "head":
-            return self._profile(pairs[:, 0], dtype, own[:2])
-        return self._profile(pairs[:, 1], dtype, own[2:])
+            return self._of(pairs[:, 0], dtype, own[:2])
+        return self._of(pairs[:, 1], dtype, own[2:])
 
-    def of_links(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Weighed:
-        """Return the links of pairs; arguments as in ``of_pairs``."""
+    def of_pairs(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Weighed:
+        """Return the relations r from head to tail, and r + R from tail to head, with the weight 1.
+
+        The arguments are as in ``of_entities``.
+        """
         heads, tails = pairs.unbind(1)
         key = heads * (self.num_entities + 1) + tails
         place = torch.searchsorted(self.pairs, key)
@@ -221,7 +201,7 @@ class GraphEvidence:
         # an entity linked to itself has the triple in both directions
         return targets, torch.where(loops, inverse, -1), inverse, torch.where(loops, targets, -1)
 
-    def _profile(self, entities: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...]) -> Weighed:
+    def _of(self, entities: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...]) -> Weighed:
         place, row, bounds, none = self.by_entity.entries(entities)
         relation, count = self.by_entity.relation.index_select(0, place), self.count.index_select(0, place)
         for target in own:
@@ -229,13 +209,12 @@ class GraphEvidence:
         weight = count.to(dtype).log1p_()
         return Weighed(relation, weight if none is None else weight.masked_fill_(none, 0), bounds)
 
-    @cached_property
-    def paths(self) -> GraphPaths:
-        """The path finder of this graph."""
+    @property
+    def triples(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The distinct context triples (h, r, t), int64 (D,) each, sorted by head, then tail."""
         n = self.num_entities
         pair = self.pairs[:-1].repeat_interleave(self.by_pair.length[:-1])
-        triples = pair // (n + 1), self.by_pair.relation, pair % (n + 1)
-        return GraphPaths.of(triples, n, self.num_relations)
+        return pair // (n + 1), self.by_pair.relation, pair % (n + 1)
 
     def profiles_times(self, table: Tensor, mask: Tensor | None = None) -> Tensor:
         """Multiply the profiles of all entities, as a sparse matrix (N, 2R), by a table.
@@ -294,8 +273,6 @@ class _ProfileProduct(torch.autograd.Function):
 
 
 _FOUND: "WeakKeyDictionary[ContextGraph, GraphEvidence]" = WeakKeyDictionary()
-# path counts of the distinct pairs in a graph's triples, and the pair number of each triple
-_PATHS: "WeakKeyDictionary[ContextGraph, tuple[PathCounts, Tensor]]" = WeakKeyDictionary()
 
 
 def evidence_of(graph: ContextGraph) -> GraphEvidence:
@@ -304,22 +281,3 @@ def evidence_of(graph: ContextGraph) -> GraphEvidence:
         with torch.inference_mode(False):  # training uses it too
             _FOUND[graph] = GraphEvidence.of_graph(graph)
     return _FOUND[graph]
-
-
-def paths_of_triples(graph: ContextGraph, numbers: Tensor, dtype: torch.dtype) -> PathKinds:
-    """Return the kinds of paths that join the pairs of a graph's triples.
-
-    Args:
-        graph: the graph; the first call counts the paths of all its triples.
-        numbers: int64 (B,), the triple numbers.
-        dtype: dtype of the weights.
-    """
-    if graph not in _PATHS:
-        with torch.inference_mode(False):  # training uses them
-            head, _, tail = graph.triples.unbind(1)
-            n = graph.num_entities
-            pairs, pair = torch.unique(head * n + tail, return_inverse=True)
-            counts = evidence_of(graph).paths.counted(torch.stack([pairs // n, pairs % n], 1))
-            _PATHS[graph] = counts.to(graph.device), pair
-    counts, pair = _PATHS[graph]
-    return counts.of(pair.index_select(0, numbers)).weighed(dtype)

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.base import RelationModel
 from lightcake_fast.models.scorers import SCORERS, of_modulus_one
+from lightcake_fast.models.terms.mixing import Mixing
 from lightcake_fast.models.weights import check_at_least, check_choice
 from lightcake_fast.ops import CONTEXTS, ROWS, context_layer
 from lightcake_fast.rows import Part, context_rows, part_of
@@ -32,31 +32,22 @@ class LightCAKE(RelationModel):
             a GPU in plain PyTorch: docs/op.md), or a registered score (docs/architecture.md).
         context: "both", "entity" or "relation".
         rows: as in ``context_layer``, for every layer; "bfloat16" halves the bytes that triples read.
-        relation_bias: as in ``RelationModel``.
-        input_dropout: as in ``RelationModel``.
-        row_dropout: as in ``RelationModel``.
-        unseen_rate: as in ``RelationModel``.
-        profile: as in ``RelationModel``; "both" needs a layer.
-        links: as in ``RelationModel``.
-        paths: as in ``RelationModel``.
-        mixing: each layer multiplies its context sums by a learned matrix, one for entities and one for
-            relations. The initial value is the identity. It needs a layer.
-        inverses: as in ``RelationModel``; with layers, inverses always have separate rows.
-        generator: random generator for the initial values.
-        dtype: floating-point dtype of the parameters.
+        mixing: each layer multiplies its context sums by a learned matrix (see ``Mixing``). It needs a layer.
+        options: the options of ``RelationModel``; with layers, inverses always have separate rows.
 
     Shapes:
         ``entities`` (N, d); ``relations`` (2R, d), or (R, d) without layers; with "rotate" d/2 angles per
         row, which each layer reads as complex numbers of modulus one; ``normals`` (2R, d) or (R, d) with
-        "transh"; ``relation_bias`` (R,); ``unknown_head`` and ``unknown_tail`` (d,); ``entity_mixing`` and
-        ``relation_mixing`` (L, d, d), for the tables that ``context`` refines. Rows are multiplied from the
-        left.
+        "transh"; ``relation_bias`` (R,); ``unknown_head`` and ``unknown_tail`` (d,).
 
     Raises:
         ValueError: if an argument is out of range.
 
     Source: LightCAKE, arXiv 2102.10826, sections 3 and 4.
     """
+
+    entity_mixing: Tensor | None
+    relation_mixing: Tensor | None
 
     def __init__(
         self,
@@ -68,17 +59,8 @@ class LightCAKE(RelationModel):
         score: str = "distmult",
         context: str = "both",
         rows: str = "float32",
-        relation_bias: bool = False,
-        input_dropout: float = 0.0,
-        row_dropout: float = 0.0,
-        unseen_rate: float = 0.0,
-        profile: str = "none",
-        links: bool = False,
-        paths: bool = False,
         mixing: bool = False,
-        inverses: bool = False,
-        generator: Generator | None = None,
-        dtype: torch.dtype = torch.float32,
+        **options: Any,
     ) -> None:
         check_at_least(0, layers=layers)
         named = score_named(score)
@@ -87,8 +69,6 @@ class LightCAKE(RelationModel):
             raise InputError(f"dim: expected a multiple of {columns} for score {score!r}, got {dim}")
         check_choice("context", context, CONTEXTS)
         check_choice("rows", rows, ROWS)
-        if mixing and not layers:
-            raise InputError("mixing: expected at least one layer, got layers=0: use mixing=False, or layers")
         super().__init__(
             num_entities,
             num_relations,
@@ -96,27 +76,12 @@ class LightCAKE(RelationModel):
             relation_rows=2 * num_relations if layers else num_relations,
             angles=score == "rotate",
             planes=planes,
-            relation_bias=relation_bias,
-            input_dropout=input_dropout,
-            row_dropout=row_dropout,
-            unseen_rate=unseen_rate,
-            profile=profile,
-            links=links,
-            paths=paths,
             has_context=layers > 0,
-            inverses=inverses,
-            generator=generator,
-            dtype=dtype,
+            **options,
         )
         self.layers, self.score, self.context, self.rows = layers, score, context, rows
         self.entity_score = None if planes else score
-        identity = torch.zeros(dim, dim, dtype=dtype, device=self.entities.device)
-        identity.diagonal().fill_(1)  # on a meta device, torch.eye would import TorchDynamo
-
-        def matrices(other: str) -> nn.Parameter | None:
-            return nn.Parameter(identity.repeat(layers, 1, 1)) if mixing and context != other else None
-
-        self.entity_mixing, self.relation_mixing = matrices("relation"), matrices("entity")
+        Mixing.attach(self, mixing, self.entities, layers, context)
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str
@@ -224,8 +189,8 @@ class LightCAKE(RelationModel):
     ) -> tuple[Tensor, Tensor]:
         """Return the new rows of a layer from its rows and the results of ``_context``."""
         if self.mixes:
-            x = _plus_mixed(entities, x, self.entity_mixing, number)
-            y = _plus_mixed(relations, y, self.relation_mixing, number)
+            x = Mixing.added(entities, x, self.entity_mixing, number)
+            y = Mixing.added(relations, y, self.relation_mixing, number)
         return x, of_modulus_one(y) if self.angles else y
 
     @property
@@ -240,8 +205,3 @@ class LightCAKE(RelationModel):
         # a registered score has no matrix product: it needs a tensor of B x R x d
         score = score_named(self.score)
         return score.psi(*score.read(heads[:, None], rows, tails[:, None]))
-
-
-def _plus_mixed(rows: Tensor, sums: Tensor, matrices: Tensor | None, number: int) -> Tensor:
-    """Add the context sums times the layer's matrix to the rows; without matrices return the rows."""
-    return rows if matrices is None else torch.addmm(rows, sums, matrices[number])

@@ -22,7 +22,7 @@ from lightcake_fast.metrics import (
     triple_ranks,
 )
 from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel, takers
-from lightcake_fast.models.evidence import Evidence
+from lightcake_fast.models.terms import TERMS, Evidence, chosen
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.training.captured import CapturedStep, wants_capture
@@ -47,7 +47,7 @@ def build_model(
             default generator.
 
     Raises:
-        InputError: The width or the profile does not fit the model.
+        InputError: The width or a term does not fit the model.
     """
     spec = MODELS[config.model]
     settings = {name: getattr(config, name) for name in (*SHARED_ARGUMENTS, *spec.arguments)}
@@ -130,8 +130,11 @@ def check_settings(config: TrainingConfig, data: KnowledgeGraph | ShardData) -> 
     Raises:
         InputError: The model does not accept the width, or the back end lacks the score.
     """
-    if config.paths and config.cuda_graph == "on":
-        raise InputError("cuda_graph: expected 'auto' or 'off' with paths, got 'on': shapes change per step")
+    for name, term in TERMS.items():
+        if config.cuda_graph == "on" and chosen(getattr(config, name)) and not term.fixed_shapes:
+            raise InputError(
+                f"cuda_graph: expected 'auto' or 'off' with {name}, got 'on': shapes change per step"
+            )
     if config.layers and config.model == "lightcake":
         check_fused(config.score, config.backend)
     with torch.device("meta"):
@@ -305,7 +308,8 @@ class Experiment:
 
     @cached_property
     def _advance(self) -> Callable[[Tensor], None]:
-        differs = self._entities or self.config.paths  # shapes change from step to step
+        # whether shapes change from step to step
+        differs = self._entities or not all(term.fixed_shapes for term in self.model.terms.values())
         if differs or not wants_capture(self.config.cuda_graph, self.device):
             return self.step
         return CapturedStep(self.step, min(self.config.batch_size, self.graph.num_triples), self.generator)

@@ -21,9 +21,7 @@ from lightcake_fast.metrics import (
     relation_ranks,
 )
 from lightcake_fast.models.draws import NumberedDraws
-from lightcake_fast.models.evidence import evidence_of
-from lightcake_fast.models.paths import PathCounts, PathKinds
-from lightcake_fast.models.shared_paths import SharedPaths
+from lightcake_fast.models.terms import HeldPairs, Pairs
 from lightcake_fast.sharding.data import ShardData, read_index, read_share
 from lightcake_fast.sharding.layer import Shard, exchanged
 from lightcake_fast.sharding.partition import owners
@@ -128,7 +126,6 @@ class ShardedExperiment:
         ).to(self.device)
         self.shard = Shard(data.layout, data.splits["train"], data.num_relations, world, self.device)
         data.check(world)
-        self._in_training: tuple[PathCounts, Ids] | None = None
         self.questions = (
             ShardedQuestions(self.model, data, world, self.device) if config.task == "entity" else None
         )
@@ -229,78 +226,41 @@ class ShardedExperiment:
     def _met(
         self, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None
     ) -> tuple[Ids, Tensor, Tensor, Tensor | None, Tensor]:
-        """Places, rows of head and tail, joined evidence, and seen flags of triples with an own head."""
+        """Places, rows of head, tail and pair, and seen flags of triples with an own head."""
         meeting = Meeting.of(held, places, self.data.layout)
-        heads, no_head, head_evidence = self._side("head", entities, held, meeting.heads, draws)
-        tails, no_tail, tail_evidence = self._side("tail", entities, held, meeting.tails, draws)
-        tails = self.model.rows_of("tail", tails, no_tail, tail_evidence)
+        tails, no_tail = self._side("tail", entities, held, meeting.tails, draws)
         known = torch.ones_like(no_tail) if draws else ~no_tail
         order = torch.from_numpy(meeting.order).to(self.device)
         tails = functional.embedding(order, exchanged(tails, self.world, meeting.sent, meeting.received))
         known = self.world.exchange(known.byte()[:, None], meeting.sent, meeting.received)[order, 0] > 0
-        heads = self.model.rows_of("head", heads, no_head, head_evidence)
-        joined = None
-        if self.model.links is not None or self.model.paths is not None:
-            pairs, targets = self._pairs(held, meeting.heads, draws is not None)
-            links = evidence_of(self.shard.graph).of_links(pairs, heads.dtype, targets)
-            joined = self.model.joined(links, self._paths(held, meeting.heads, draws is not None))
+        heads, no_head = self._side("head", entities, held, meeting.heads, draws)
+        pairs = self._pairs(held, meeting.heads, draws is not None)
+        joined = self.model.joined(self.model.evidence_of("pair", pairs))
         return meeting.heads, heads, tails, joined, known & ~no_head
 
     def _side(
         self, side: str, entities: Tensor, held: HeldTriples, places: Ids, draws: NumberedDraws | None
-    ) -> tuple[Tensor, Tensor, Any]:
-        """Rows of one side of triples, mask of unknown entities, and evidence."""
-        column = 0 if side == "head" else 1
-        pairs, targets = self._pairs(held, places, draws is not None)
-        rows = functional.embedding(pairs[:, column], entities)
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rows of one side of triples for the score, and which of them are unknown."""
+        pairs, column = self._pairs(held, places, draws is not None), 0 if side == "head" else 1
+        rows = functional.embedding(pairs.ids[:, column], entities)
         if draws is None:
-            unknown = ~self._seen[pairs[:, column]]
+            unknown = ~self._seen[pairs.ids[:, column]]
         else:
             numbers = torch.from_numpy(held.number[places]).to(self.device)
             unknown = self.model.unknowns(draws.of_triples(numbers))[column]
-        evidence = None
-        if self.model.profile is not None:
-            graph = evidence_of(self.shard.graph)
-            evidence = graph.of_entities(side, pairs, entities.dtype, targets)
-        return rows, unknown, evidence
+        return self.model.rows_of(side, rows, unknown, self.model.evidence_of(side, pairs)), unknown
 
-    def _pairs(self, held: HeldTriples, places: Ids, training: bool) -> tuple[Tensor, Tensor | None]:
-        """Local rows of head and tail. In training also the relation, which the evidence must not contain."""
+    def _pairs(self, held: HeldTriples, places: Ids, training: bool) -> Pairs:
+        """Return held triples as local pairs. In training each triple is excluded from its own evidence."""
         triples = held.triples[places]
-        pairs = torch.from_numpy(self.data.layout.local(triples[:, ::2])).to(self.device)
-        return pairs, torch.from_numpy(triples[:, 1].copy()).to(self.device) if training else None
-
-    def _paths(self, held: HeldTriples, places: Ids, training: bool) -> PathKinds | None:
-        """Paths of triples with an own head, if the model uses paths."""
-        if self.model.paths is None:
-            return None
-        if training:
-            # not a cached property: its lock would stay held while this thread waits for the other ranks'
-            # threads
-            self._in_training = self._in_training or self._paths_in_training()
-            counts, pair = self._in_training
-            found = counts.of(torch.from_numpy(pair[places]))
-        else:
-            found = self._shared_paths.counted(held.triples[places][:, ::2], held.owners[places, 1])
-        return found.to(self.device).weighed(self.model.entities.dtype)
-
-    def _paths_in_training(self) -> tuple[PathCounts, Ids]:
-        """Paths of the distinct training pairs with an own head, and the pair number of each triple."""
-        held = self.data.splits["train"]
-        own = np.flatnonzero(held.owners[:, 0] == self.data.layout.rank)
-        heads, _, tails = held.triples[own].T
-        keys, first, number = np.unique(
-            heads * self.data.num_entities + tails, return_index=True, return_inverse=True
+        return Pairs(
+            self.shard.graph,
+            torch.from_numpy(self.data.layout.local(triples[:, ::2])).to(self.device),
+            self.model.entities.dtype,
+            torch.from_numpy(triples[:, 1].copy()).to(self.device) if training else None,
+            held=HeldPairs(self.shard, self.data.num_entities, held, places),
         )
-        pair = np.zeros(len(held), np.int64)
-        pair[own] = number
-        pairs = np.stack(np.divmod(keys, self.data.num_entities), 1)
-        return self._shared_paths.counted(pairs, held.owners[own[first], 1]), pair
-
-    @cached_property
-    def _shared_paths(self) -> SharedPaths:
-        train, n = self.data.splits["train"], self.data.num_entities
-        return SharedPaths(train, self.data.layout, n, self.data.num_relations, self.world)
 
     @cached_property
     def _seen(self) -> Tensor:

@@ -11,9 +11,9 @@ from torch import Tensor
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS, blocks
-from lightcake_fast.models.evidence import evidence_of, paths_of_triples
-from lightcake_fast.models.path_search import seek
-from lightcake_fast.models.paths import PathKinds
+from lightcake_fast.models.evidence import evidence_of
+from lightcake_fast.models.terms.path_search import seek
+from lightcake_fast.models.terms.paths import PathKinds, paths_in
 from lightcake_fast.sharding.world import World
 from lightcake_fast.train import prepared
 from lightcake_fast.training import experiment
@@ -53,15 +53,24 @@ def dense(found: PathKinds, relations: int) -> Tensor:
     return matrix.index_put_(place, found.weight)
 
 
+def found_in(graph: ContextGraph, pairs: Tensor, numbers: Tensor | None = None) -> PathKinds:
+    """The evidence of pairs, or of triples with these numbers."""
+    evidence = made("distmult", graph, paths=True).evidence(graph, pairs, numbers=numbers)
+    assert evidence is not None
+    found: PathKinds = evidence["pair"]["paths"]
+    return found
+
+
 @pytest.mark.parametrize("name", CPU_GRAPHS)
 def test_path_kinds_match_brute_force(name: str) -> None:
     graph, relations = graph_named(name), 2 * graph_named(name).num_relations
     pairs = all_pairs(graph)
     expected = by_hand(graph, pairs).log1p()
-    assert_close(dense(evidence_of(graph).paths.of_pairs(pairs, torch.float64), relations), expected)
+    assert_close(dense(found_in(graph, pairs), relations), expected)
     numbers = torch.tensor([graph.num_triples - 1, 0, 0])
-    found = paths_of_triples(graph, numbers, torch.float64)
-    expected = by_hand(graph, graph.triples[numbers][:, ::2]).log1p()
+    pairs = graph.triples[numbers][:, ::2]
+    found = found_in(graph, pairs, numbers)
+    expected = by_hand(graph, pairs).log1p()
     assert_close(dense(found, relations), expected)
 
 
@@ -76,7 +85,7 @@ def test_buffers_grow_for_many_paths() -> None:
     """Two hubs have 60 common neighbors by 5 relations each: 1,500 paths of 25 kinds."""
     ends = torch.cartesian_prod(torch.tensor([0, 1]), torch.arange(5), torch.arange(2, 62))
     graph = ContextGraph.from_triples(ends, 62, 5)
-    found = evidence_of(graph).paths.of_pairs(torch.tensor([[0, 1], [2, 3], [0, 0]]), torch.float64)
+    found = found_in(graph, torch.tensor([[0, 1], [2, 3], [0, 0]]))
     kinds = torch.cartesian_prod(torch.arange(5), torch.arange(5, 10))
     assert_close(found.weight.expm1(), torch.tensor([60.0] * 25 + [2.0] * 25 + [60.0] * 25).double())
     for n, swapped in enumerate((False, True, False)):
@@ -125,11 +134,10 @@ def test_path_scores_and_gradients_match_dense_algebra(
 def test_initial_path_term_is_zero_with_a_gradient() -> None:
     graph = graph_named("hubs")
     model = MODELS["distmult"].make(graph.num_entities, graph.num_relations, dim=D, paths=True)
-    found = evidence_of(graph).paths.of_pairs(graph.triples[:, ::2], torch.float32)
-    assert model.paths is not None
-    rows = model.paths.of(found)
+    found = paths_in(graph).counted(graph.triples[:, ::2]).weighed(torch.float32)
+    rows = model.terms["paths"].of("pair", found)
     assert not rows.any()
-    (gradient,) = torch.autograd.grad(rows.sum(), [model.paths.of_first])
+    (gradient,) = torch.autograd.grad(rows.sum(), [model.get_parameter("paths.of_first")])
     assert (gradient.any(1) == torch.bincount(found.relation, minlength=len(gradient)).bool()).all()
 
 
@@ -154,9 +162,9 @@ def test_target_triples_do_not_change_their_paths(triple: str) -> None:
 def test_models_with_paths_require_path_evidence() -> None:
     graph = graph_named("degrees")
     model = made("distmult", graph, links=True, paths=True)
-    links = evidence_of(graph).of_pairs(graph.triples[:, ::2], torch.float64).links
-    with pytest.raises(ValueError, match=r"paths: expected .*, got None"):
-        model.joined(links)
+    links = evidence_of(graph).of_pairs(graph.triples[:, ::2], torch.float64)
+    with pytest.raises(ValueError, match=r"evidence: expected .* for paths, got None"):
+        model.joined({"links": links})
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightcake_fast.models import shared_paths as shared
-from lightcake_fast.models.evidence import evidence_of
-from lightcake_fast.models.paths import PathCounts
-from lightcake_fast.models.shared_paths import SharedPaths
+from lightcake_fast.models.terms import paths
+from lightcake_fast.models.terms.paths import PathCounts, SharedPaths, paths_in
 from lightcake_fast.sharding.shard import HeldTriples, Layout
 from lightcake_fast.sharding.world import World
 from tests.support.graphs import CPU_GRAPHS
@@ -21,7 +19,7 @@ from tests.support.worlds import in_threads
 def test_paths_over_ranks_match_one_process(
     name: str, ranks: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared, "TOGETHER", together)
+    monkeypatch.setattr(paths, "TOGETHER", together)
     graph = graph_named(name)
     random = np.random.default_rng(1)
     owner = random.integers(0, ranks, graph.num_entities)
@@ -37,7 +35,7 @@ def test_paths_over_ranks_match_one_process(
         own = pairs[owner[pairs[:, 0]] == world.rank]
         return found.counted(own, owner[own[:, 1]])
 
-    whole = evidence_of(graph).paths
+    whole = paths_in(graph)
     for rank, actual in enumerate(in_threads(ranks, work)):
         wanted = whole.counted(torch.from_numpy(pairs[owner[pairs[:, 0]] == rank]))
         for column, expected in zip(actual, wanted, strict=True):

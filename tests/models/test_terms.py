@@ -12,13 +12,14 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS, LightCAKE, RelationModel, evidence
 from lightcake_fast.models.evidence import GraphEvidence, RelationLists, Weighed, evidence_of
 from lightcake_fast.models.scorers import of_modulus_one
+from lightcake_fast.models.terms.paths import paths_in
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_close, assert_same_bits
 from tests.support.graphs import CONTEXTS, CPU_GRAPHS, SCORES, layer_inputs
 from tests.support.models import D, graph_named, made
 
 CONTEXTUAL = ("lightcake", "rgcn", "compgcn", "a2n")
-SIDES = ("head", "tail", "links")
+SIDES = ("head", "tail", "pair")
 
 
 @pytest.fixture(params=["as on a CPU", "filled up as on a GPU"])
@@ -64,6 +65,16 @@ def by_hand(graph: ContextGraph, pairs: Tensor, targets: Tensor | None) -> list[
     return [torch.stack(list(column)) for column in zip(*rows, strict=True)]
 
 
+def found(
+    graph: ContextGraph, part: str, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None
+) -> Weighed:
+    """The evidence of one side of pairs."""
+    known = evidence_of(graph)
+    if part == "pair":
+        return known.of_pairs(pairs, dtype, targets)
+    return known.of_entities(part, pairs, dtype, targets)
+
+
 @pytest.mark.usefixtures("filled_up")
 @pytest.mark.parametrize("name", ["degrees", "duplicates"])
 @pytest.mark.parametrize("training", [False, True])
@@ -73,9 +84,9 @@ def test_evidence_counts_distinct_triples(name: str, training: bool) -> None:
     if not training:
         n = graph.num_entities
         pairs = torch.cat([pairs, pairs.flip(1), torch.tensor([[0, n], [n, 0], [n, n], [n - 1, 0]])])
-    found = evidence_of(graph).of_pairs(pairs, torch.float64, targets if training else None)
     wanted = by_hand(graph, pairs, targets if training else None)
-    for part, rows, expected in zip(SIDES, (found.head, found.tail, found.links), wanted, strict=True):
+    for part, expected in zip(SIDES, wanted, strict=True):
+        rows = found(graph, part, pairs, torch.float64, targets if training else None)
         assert_close(dense(rows, 2 * graph.num_relations), expected, name=part)
     assert any(expected.any() for expected in wanted)
 
@@ -83,10 +94,9 @@ def test_evidence_counts_distinct_triples(name: str, training: bool) -> None:
 def test_graph_without_triples_gives_empty_evidence() -> None:
     graph = ContextGraph.from_triples(torch.empty(0, 3, dtype=torch.int64), 4, 3)
     pairs = torch.tensor([[0, 1], [2, 2], [4, 0]])
-    found = evidence_of(graph).of_pairs(pairs, torch.float32)
-    for rows in (found.head, found.tail, found.links):
-        assert not dense(rows, 6).any()
-    assert evidence_of(graph).paths.of_pairs(pairs, torch.float32).bounds.tolist() == [0, 0, 0, 0]
+    for part in SIDES:
+        assert not dense(found(graph, part, pairs, torch.float32), 6).any()
+    assert paths_in(graph).counted(pairs).bounds.tolist() == [0, 0, 0, 0]
     table = torch.ones(6, D, requires_grad=True)
     sums = evidence_of(graph).profiles_times(table)
     assert sums.shape == (4, D)
@@ -98,9 +108,9 @@ def test_pair_numbers_beyond_32_bits_are_distinct() -> None:
     n = 2**18  # pairs up to 2^36, with 50,000 relations up to 2^52
     triples = torch.tensor([[n - 1, 24_999, n - 2], [n - 1, 1, n - 2], [n - 2, 24_999, n - 1]])
     graph = ContextGraph.from_triples(triples, n, 25_000)
-    found = evidence_of(graph).of_pairs(triples[:1, ::2], torch.float64)
-    assert found.links.relation.tolist() == [1, 24_999, 49_999]
-    assert found.head.relation.tolist() == [1, 24_999, 49_999]
+    for part in ("pair", "head"):
+        rows = found(graph, part, triples[:1, ::2], torch.float64)
+        assert rows.relation.tolist() == [1, 24_999, 49_999]
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -159,7 +169,7 @@ def test_the_input_profile_is_added_before_the_context(name: str) -> None:
     )
     with torch.no_grad():
         model.entities.add_(profiles @ model.get_parameter("input_profile"))
-    model.input_profile = None
+    model.register_parameter("input_profile", None)
     for got, wanted in zip(actual, model.refine(graph, mask=mask, backend="reference"), strict=True):
         assert_close(got, wanted)
 
@@ -299,10 +309,20 @@ def test_int32_pairs_use_64_bit_keys() -> None:
     triples = torch.randint(entities, (500, 3), generator=generator) % torch.tensor([entities, 5, entities])
     graph = ContextGraph.from_triples(triples.int(), entities, 5)
     model = LightCAKE(entities, 5, dim=4, layers=1, profile="score", links=True, paths=True).eval()
-    found = model.evidence(graph, triples[:, ::2].int())
-    assert found is not None
-    assert found.links.weight.sum() >= len(triples)
-    for narrow, wide in zip(found, model.evidence(graph, triples[:, ::2]) or (), strict=True):
-        assert narrow is not None
-        assert wide is not None
-        assert all(map(torch.equal, narrow, wide))
+    narrow, wide = (model.evidence(graph, pairs) for pairs in (triples[:, ::2].int(), triples[:, ::2]))
+    assert narrow is not None
+    assert wide is not None
+    assert narrow["pair"]["links"].weight.sum() >= len(triples)
+    assert [(side, *terms) for side, terms in narrow.items()] == [
+        ("head", "profile"),
+        ("tail", "profile"),
+        ("pair", "links", "paths"),
+    ]
+    for side, terms in narrow.items():
+        for name, rows in terms.items():
+            assert all(map(torch.equal, rows, wide[side][name])), (side, name)
+
+
+def test_an_unknown_option_is_rejected() -> None:
+    with pytest.raises(TypeError, match="link: expected an option of PlainModel, got an unknown name"):
+        made("distmult", graph_named("degrees"), link=True)
