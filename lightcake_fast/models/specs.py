@@ -11,6 +11,7 @@ from lightcake_fast.models.lightcake import LightCAKE
 from lightcake_fast.models.plain import PlainModel
 from lightcake_fast.models.projected import TransR
 from lightcake_fast.models.rgcn import RGCN
+from lightcake_fast.models.terms import LAYER_TERMS, TERMS
 
 # Fields of the configuration that every model accepts.
 SHARED_ARGUMENTS = (
@@ -19,9 +20,7 @@ SHARED_ARGUMENTS = (
     "input_dropout",
     "row_dropout",
     "unseen_rate",
-    "profile",
-    "links",
-    "paths",
+    *TERMS,
 )
 
 
@@ -62,7 +61,7 @@ MODELS: dict[str, ModelSpec] = {
     "lightcake": ModelSpec(
         LightCAKE,
         "LightCAKE",
-        arguments=("layers", "score", "context", "rows", "mixing"),
+        arguments=("layers", "score", "context", "rows", *LAYER_TERMS),
         context=("mask_targets", "backend"),
         nearest=None,
     ),

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, takers
+from lightcake_fast.models.terms import ALL_TERMS, TERMS, chosen
 from lightcake_fast.scores import BUILT_IN, SCORES
 from lightcake_fast.training.config import TrainingConfig, dataset_key
 
@@ -21,7 +22,7 @@ Settings = dict[str, int | float | bool | str]
 
 OWN = "own"
 # settings of only one task
-_ONLY_RELATIONS = ("relation_bias", "unseen_rate", "profile", "links", "paths")
+_ONLY_RELATIONS = ("relation_bias", "unseen_rate", *TERMS)
 _ONLY_ENTITIES = ("n3", "negatives")
 
 
@@ -137,11 +138,10 @@ def resolve(explicit: Mapping[str, Any], triples: int | None = None) -> Training
         if models and given.model not in models and getattr(given, name) != getattr(untouched, name):
             raise InputError(f"{name}: expected model {' or '.join(models)}, got {given.model}: omit {name}")
     settings = {**settings, **explicit}
-    if not settings["layers"]:  # without layers, a profile has no first layer and mixing no sums
-        if settings["profile"] == "both" and "profile" not in explicit:
-            settings["profile"] = "score"
-        if "mixing" not in explicit:
-            settings["mixing"] = False
+    if not settings["layers"]:
+        for name, term in ALL_TERMS.items():
+            if name not in explicit:
+                settings[name] = term.without_layers(settings[name])
     config = TrainingConfig(**settings)
     _check_task(config)
     if config.task == "entity":
@@ -153,7 +153,7 @@ def _check_task(config: TrainingConfig) -> None:
     """Reject settings that the task does not use."""
     for name in _ONLY_RELATIONS if config.task == "entity" else _ONLY_ENTITIES:
         value = getattr(config, name)
-        if value not in (False, 0, "none"):
+        if chosen(value):
             raise InputError(f"{name}: expected no value for task {config.task!r}, got {value!r}: omit it")
 
 
