@@ -13,7 +13,7 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS, blocks
 from lightcake_fast.models.evidence import evidence_of
 from lightcake_fast.models.terms.path_search import seek
-from lightcake_fast.models.terms.paths import PathKinds, paths_in
+from lightcake_fast.models.terms.paths import PathKinds, counted
 from lightcake_fast.sharding.world import World
 from lightcake_fast.train import prepared
 from lightcake_fast.training import experiment
@@ -134,7 +134,7 @@ def test_path_scores_and_gradients_match_dense_algebra(
 def test_initial_path_term_is_zero_with_a_gradient() -> None:
     graph = graph_named("hubs")
     model = MODELS["distmult"].make(graph.num_entities, graph.num_relations, dim=D, paths=True)
-    found = paths_in(graph).counted(graph.triples[:, ::2]).weighed(torch.float32)
+    found = counted(graph, graph.triples[:, ::2]).weighed(torch.float32)
     rows = model.terms["paths"].of("pair", found)
     assert not rows.any()
     (gradient,) = torch.autograd.grad(rows.sum(), [model.get_parameter("paths.of_first")])

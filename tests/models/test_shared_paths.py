@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightcake_fast.models.terms import paths
-from lightcake_fast.models.terms.paths import PathCounts, SharedPaths, paths_in
+from lightcake_fast.models.terms.paths import PathKinds, SharedPaths, counted
 from lightcake_fast.sharding.shard import HeldTriples, Layout
 from lightcake_fast.sharding.world import World
 from tests.support.graphs import CPU_GRAPHS
@@ -28,15 +28,14 @@ def test_paths_over_ranks_match_one_process(
     pairs = random.integers(0, graph.num_entities, (40, 2))
     triples = graph.triples.numpy()
 
-    def work(world: World) -> PathCounts:
+    def work(world: World) -> PathKinds:
         held, rows = HeldTriples.of(triples, owner, world.rank), np.flatnonzero(owner == world.rank)
         layout = Layout.of(held, rows, world.rank, ranks)
         found = SharedPaths(held, layout, graph.num_entities, graph.num_relations, world)
         own = pairs[owner[pairs[:, 0]] == world.rank]
         return found.counted(own, owner[own[:, 1]])
 
-    whole = paths_in(graph)
     for rank, actual in enumerate(in_threads(ranks, work)):
-        wanted = whole.counted(torch.from_numpy(pairs[owner[pairs[:, 0]] == rank]))
+        wanted = counted(graph, torch.from_numpy(pairs[owner[pairs[:, 0]] == rank]))
         for column, expected in zip(actual, wanted, strict=True):
             assert torch.equal(column, expected)

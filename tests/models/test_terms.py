@@ -12,7 +12,7 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS, LightCAKE, RelationModel, evidence
 from lightcake_fast.models.evidence import GraphEvidence, RelationLists, Weighed, evidence_of
 from lightcake_fast.models.scorers import of_modulus_one
-from lightcake_fast.models.terms.paths import paths_in
+from lightcake_fast.models.terms.paths import counted
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_close, assert_same_bits
 from tests.support.graphs import CONTEXTS, CPU_GRAPHS, SCORES, layer_inputs
@@ -96,7 +96,7 @@ def test_graph_without_triples_gives_empty_evidence() -> None:
     pairs = torch.tensor([[0, 1], [2, 2], [4, 0]])
     for part in SIDES:
         assert not dense(found(graph, part, pairs, torch.float32), 6).any()
-    assert paths_in(graph).counted(pairs).bounds.tolist() == [0, 0, 0, 0]
+    assert counted(graph, pairs).bounds.tolist() == [0, 0, 0, 0]
     table = torch.ones(6, D, requires_grad=True)
     sums = evidence_of(graph).profiles_times(table)
     assert sums.shape == (4, D)

@@ -2,7 +2,6 @@
 
 import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -33,7 +32,7 @@ class PathKinds(NamedTuple):
     Attributes:
         relation: int32 (K,), the relation of the first triple of each kind; r + R if it leads backwards.
         second: int32 (K,), the relation of the second triple; r + R if it leads backwards.
-        weight: (K,), log(1 + c), where c is the number of paths of this kind.
+        weight: (K,), log(1 + c), where c is the number of paths of this kind; int32, c, until ``weighed``.
         bounds: int64 (B + 1,), start and end of each list.
     """
 
@@ -41,6 +40,27 @@ class PathKinds(NamedTuple):
     second: Tensor
     weight: Tensor
     bounds: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[Found], num_relations: int) -> "PathKinds":
+        """Concatenate the counts of several parts of the pairs."""
+        kinds, numbers, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        relations = (ids.astype(np.int32) for ids in np.divmod(kinds, 2 * num_relations))
+        return cls(*map(torch.from_numpy, (*relations, numbers, np.concatenate([[0], sizes.cumsum()]))))
+
+    def to(self, device: torch.device) -> "PathKinds":
+        """Return the same kinds on a device."""
+        return PathKinds(*(tensor.to(device) for tensor in self))
+
+    def of(self, lists: Tensor) -> "PathKinds":
+        """Return the lists with these numbers, int64 (B,)."""
+        start, end = (self.bounds.index_select(0, lists + side) for side in (0, 1))
+        place, _, bounds = entries_of(start, end - start)
+        return PathKinds(*(column.index_select(0, place) for column in self[:3]), bounds)
+
+    def weighed(self, dtype: torch.dtype) -> "PathKinds":
+        """Return the kinds with weights instead of counts."""
+        return self._replace(weight=self.weight.to(dtype).log1p_())
 
     def times(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the weighted sum of the products first[r] ∘ second[s] over each list's kinds (r, s), (B, d).
@@ -98,7 +118,7 @@ class Paths(Term):
         elif pairs.numbers is not None:
             counts = _counted_once(pairs.graph, pairs.numbers)
         else:
-            counts = paths_in(pairs.graph).counted(pairs.ids)
+            counts = counted(pairs.graph, pairs.ids)
         return counts.to(pairs.ids.device).weighed(pairs.dtype)
 
     def of(self, side: str, found: PathKinds) -> Tensor:
@@ -106,123 +126,53 @@ class Paths(Term):
         return found.times(self.of_first, self.of_second)
 
 
-@dataclass(frozen=True, eq=False)
-class GraphPaths:
-    """A graph's triples, prepared for the search for paths.
-
-    A path leads through a third entity. So a triple is never part of a path of its pair.
-
-    Attributes:
-        num_relations: R.
-        lists: the lists of all entities; the entity N, which is not in the graph, has an empty list.
-    """
-
-    num_relations: int
-    lists: Lists
-
-    def counted(self, pairs: Tensor) -> "PathCounts":
-        """Return the kinds of paths of pairs, in CPU memory.
-
-        Args:
-            pairs: int64 (B, 2) of (head, tail); N stands for an entity that is not in the graph.
-        """
-        parts = []
-        for some in torch.split(pairs.cpu(), TOGETHER):
-            heads, tails = (ids.contiguous().numpy() for ids in some.unbind(1))
-            parts.append(
-                find_paths(heads, tails, (heads, self.lists), (tails, self.lists), self.num_relations)
-            )
-        return PathCounts.joined(parts, self.num_relations)
-
-
-def find_paths(
+def _search(
     heads: Ids, tails: Ids, of_heads: tuple[Ids, Lists], of_tails: tuple[Ids, Lists], num_relations: int
 ) -> Found:
-    """Find the kinds of paths of B pairs, in CPU memory, for ``PathCounts.joined``.
-
-    Args:
-        heads: int64 (B,), with the ids of the lists.
-        tails: int64 (B,), with the ids of the lists.
-        of_heads: the list number of each head, int64 (B,), and these lists.
-        of_tails: the same for the tails.
-        num_relations: R.
-    """
+    """Search for the paths of B pairs, in CPU memory, given the list number of each entity and the lists."""
     from lightcake_fast.models.terms.path_search import count_paths  # imports Numba, which is slow
 
     found: Found = run_compiled(count_paths, heads, tails, *of_heads, *of_tails, 2 * num_relations)
     return found
 
 
-class PathCounts(NamedTuple):
-    """``PathKinds`` with counts instead of weights.
-
-    Attributes:
-        relation: as in ``PathKinds``.
-        second: as in ``PathKinds``.
-        number: int32 (K,), c.
-        bounds: as in ``PathKinds``.
-    """
-
-    relation: Tensor
-    second: Tensor
-    number: Tensor
-    bounds: Tensor
-
-    @classmethod
-    def joined(cls, parts: Sequence[Found], num_relations: int) -> "PathCounts":
-        """Concatenate the results for several parts of the pairs."""
-        kinds, numbers, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
-        bounds = np.concatenate([[0], sizes.cumsum()])
-        first, second = (
-            torch.from_numpy(ids.astype(np.int32)) for ids in np.divmod(kinds, 2 * num_relations)
-        )
-        return cls(first, second, torch.from_numpy(numbers), torch.from_numpy(bounds))
-
-    def to(self, device: torch.device) -> "PathCounts":
-        """Return the same counts on a device."""
-        return PathCounts(*(tensor.to(device) for tensor in self))
-
-    def of(self, lists: Tensor) -> "PathCounts":
-        """Return the lists with these numbers, int64 (B,)."""
-        start, end = (self.bounds.index_select(0, lists + side) for side in (0, 1))
-        place, _, bounds = entries_of(start, end - start)
-        relation, second, number = (column.index_select(0, place) for column in self[:3])
-        return PathCounts(relation, second, number, bounds)
-
-    def weighed(self, dtype: torch.dtype) -> PathKinds:
-        """Return the kinds with the weights log(1 + c)."""
-        return PathKinds(self.relation, self.second, self.number.to(dtype).log1p_(), self.bounds)
-
-
-_PATHS: "WeakKeyDictionary[ContextGraph, GraphPaths]" = WeakKeyDictionary()
+# the triples of each entity in a graph; the entity N, which is not in the graph, has an empty list
+_LISTS: "WeakKeyDictionary[ContextGraph, Lists]" = WeakKeyDictionary()
 # path counts of the distinct pairs in a graph's triples, and the pair number of each triple
-_COUNTS: "WeakKeyDictionary[ContextGraph, tuple[PathCounts, Tensor]]" = WeakKeyDictionary()
+_COUNTS: "WeakKeyDictionary[ContextGraph, tuple[PathKinds, Tensor]]" = WeakKeyDictionary()
 _SHARED: "WeakKeyDictionary[Shard, SharedPaths]" = WeakKeyDictionary()
 
 
-def paths_in(graph: ContextGraph) -> GraphPaths:
-    """Return the path finder of a graph, cached as long as the graph exists."""
-    if graph not in _PATHS:
+def counted(graph: ContextGraph, pairs: Tensor) -> PathKinds:
+    """Count the paths of pairs, int64 (B, 2), in CPU memory.
+
+    A path leads through a third entity. So a triple is never part of a path of its pair.
+    """
+    if graph not in _LISTS:
         head, relation, tail = (ids.cpu() for ids in evidence_of(graph).triples)
-        bounds = bounds_of(head, graph.num_entities + 1).numpy()
-        _PATHS[graph] = GraphPaths(graph.num_relations, Lists(bounds, tail.numpy(), relation.numpy()))
-    return _PATHS[graph]
+        bounds = bounds_of(head, graph.num_entities + 1)
+        _LISTS[graph] = Lists(*(ids.numpy() for ids in (bounds, tail, relation)))
+    lists, parts = _LISTS[graph], []
+    for some in torch.split(pairs.cpu(), TOGETHER):
+        heads, tails = (ids.contiguous().numpy() for ids in some.unbind(1))
+        parts.append(_search(heads, tails, (heads, lists), (tails, lists), graph.num_relations))
+    return PathKinds.joined(parts, graph.num_relations)
 
 
-def _counted_once(graph: ContextGraph, numbers: Tensor) -> PathCounts:
+def _counted_once(graph: ContextGraph, numbers: Tensor) -> PathKinds:
     """Count the paths of a graph's triples, int64 (B,). The first call counts the paths of all triples."""
     if graph not in _COUNTS:
         with torch.inference_mode(False):  # training uses them
             head, _, tail = graph.triples.unbind(1)
             n = graph.num_entities
             pairs, pair = torch.unique(head * n + tail, return_inverse=True)
-            counts = paths_in(graph).counted(torch.stack([pairs // n, pairs % n], 1))
+            counts = counted(graph, torch.stack([pairs // n, pairs % n], 1))
             _COUNTS[graph] = counts.to(graph.device), pair
     counts, pair = _COUNTS[graph]
     return counts.of(pair.index_select(0, numbers))
 
 
-def _counted_on_ranks(pairs: HeldPairs, training: bool) -> PathCounts:
+def _counted_on_ranks(pairs: HeldPairs, training: bool) -> PathKinds:
     """Count the paths of pairs with heads on this rank; all ranks must call it."""
     shard, held = pairs.shard, pairs.held
     if shard not in _SHARED:
@@ -251,7 +201,7 @@ class SharedPaths:
         self, train: HeldTriples, layout: Layout, num_entities: int, num_relations: int, world: World
     ) -> None:
         self._train, self._layout, self._world = train, layout, world
-        self._in_training: tuple[PathCounts, Ids] | None = None
+        self._in_training: tuple[PathKinds, Ids] | None = None
         self._num_entities, self._num_relations = num_entities, num_relations
         (head, relation, tail), (mine, its) = train.triples.T, (train.owners == layout.rank).T
         other = np.concatenate([tail[mine], head[its]])
@@ -265,7 +215,7 @@ class SharedPaths:
         bounds = np.concatenate([[0], np.bincount(row, minlength=len(layout.rows)).cumsum()])
         self._own = Lists(bounds, other, relation)
 
-    def counted(self, pairs: Ids, owners: Ids) -> PathCounts:
+    def counted(self, pairs: Ids, owners: Ids) -> PathKinds:
         """Count the paths of pairs by their two relations, in CPU memory.
 
         Args:
@@ -277,9 +227,9 @@ class SharedPaths:
         for n in range(rounds):
             some = slice(n * TOGETHER, (n + 1) * TOGETHER)
             parts.append(self._counted(pairs[some], owners[some]))
-        return PathCounts.joined(parts, self._num_relations)
+        return PathKinds.joined(parts, self._num_relations)
 
-    def of_training(self, places: Ids) -> PathCounts:
+    def of_training(self, places: Ids) -> PathKinds:
         """Count the paths of training triples with own heads, int64 (B,), once for all distinct pairs."""
         if self._in_training is None:
             own = np.flatnonzero(self._train.owners[:, 0] == self._layout.rank)
@@ -300,7 +250,7 @@ class SharedPaths:
         of_tails = self._lists_of(wanted, np.bincount(owner, minlength=self._layout.ranks))
         heads, tails = (ids.copy() for ids in pairs.T)
         rows = np.searchsorted(self._layout.rows, heads)
-        return find_paths(heads, tails, (rows, self._own), (place, of_tails), self._num_relations)
+        return _search(heads, tails, (rows, self._own), (place, of_tails), self._num_relations)
 
     def _lists_of(self, entities: Ids, counts: Ids) -> Lists:
         """Fetch the lists of entities, which are sorted by owner, with ``counts`` entities per rank."""
