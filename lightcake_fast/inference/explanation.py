@@ -17,7 +17,8 @@ from lightcake_fast.inference.answers import (
     Term,
 )
 from lightcake_fast.models import LightCAKE, RelationModel
-from lightcake_fast.models.terms import TERMS, Evidence
+from lightcake_fast.models.terms import TERMS
+from lightcake_fast.models.terms.term import Evidence
 from lightcake_fast.ops import context_weights
 from lightcake_fast.training.experiment import Experiment
 

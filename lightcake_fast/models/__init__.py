@@ -9,14 +9,12 @@ from lightcake_fast.models.plain import PlainModel
 from lightcake_fast.models.projected import TransR
 from lightcake_fast.models.rgcn import DECOMPOSITIONS, RGCN, RGCNLayer
 from lightcake_fast.models.specs import MODELS, SHARED_ARGUMENTS, ModelSpec, takers
-from lightcake_fast.models.terms import PROFILES
 
 __all__ = [
     "A2N",
     "COMPOSITIONS",
     "DECOMPOSITIONS",
     "MODELS",
-    "PROFILES",
     "RGCN",
     "SHARED_ARGUMENTS",
     "CompGCN",

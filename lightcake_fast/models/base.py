@@ -21,7 +21,8 @@ from lightcake_fast.models.entity_scores import (
     measures_distance,
 )
 from lightcake_fast.models.scorers import PRODUCTS, with_normals
-from lightcake_fast.models.terms import SIDES, TERMS, Evidence, Pairs, Term
+from lightcake_fast.models.terms import TERMS
+from lightcake_fast.models.terms.term import SIDES, Evidence, Pairs, Term
 from lightcake_fast.models.weights import check_at_least, xavier
 from lightcake_fast.sharding.layer import AnyGraph, Shard
 

@@ -158,38 +158,30 @@ class GraphEvidence:
             pairs=torch.cat([pairs, pairs.new_full((1,), torch.iinfo(pairs.dtype).max)]),
         )
 
-    def of_entities(
-        self, side: str, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None
-    ) -> Weighed:
-        """Return the relations r < R in which entities are the head, and r + R in which they are the tail.
-
-        Each has the weight log(1 + c), where c is the number of its triples.
+    def of(self, side: str, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Weighed:
+        """Return the evidence of one side of pairs.
 
         Args:
-            side: the entities of the pairs, "head" or "tail".
+            side: "head" or "tail": the relations r < R in which the entity is the head, and r + R in which it
+                is the tail. Each has the weight log(1 + c), where c is the number of its triples. "pair": the
+                relations r from head to tail, and r + R from tail to head, with the weight 1.
             pairs: int64 (B, 2) of (head, tail); N stands for an entity that is not in the graph.
             dtype: dtype of the weights.
             targets: int64 (B,); the pairs are triples of the graph with these relations, and each triple is
                 excluded from the evidence of its pair. None excludes nothing.
         """
-        own = self._own(pairs, targets)
+        (heads, tails), own = pairs.unbind(1), self._own(pairs, targets)
         if side == "head":
-            return self._of(pairs[:, 0], dtype, own[:2])
-        return self._of(pairs[:, 1], dtype, own[2:])
-
-    def of_pairs(self, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None) -> Weighed:
-        """Return the relations r from head to tail, and r + R from tail to head, with the weight 1.
-
-        The arguments are as in ``of_entities``.
-        """
-        heads, tails = pairs.unbind(1)
+            return self._of_entities(heads, dtype, own[:2])
+        if side == "tail":
+            return self._of_entities(tails, dtype, own[2:])
         key = heads * (self.num_entities + 1) + tails
         place = torch.searchsorted(self.pairs, key)
         place = torch.where(self.pairs.index_select(0, place) == key, place, len(self.pairs) - 1)
         place, row, bounds, none = self.by_pair.entries(place)
         relation = self.by_pair.relation.index_select(0, place)
         left = torch.ones_like(relation, dtype=torch.bool) if none is None else ~none
-        for target in self._own(pairs, targets)[:2]:
+        for target in own[:2]:
             left &= relation != target.index_select(0, row)
         return Weighed(relation, left.to(dtype), bounds)
 
@@ -201,7 +193,7 @@ class GraphEvidence:
         # an entity linked to itself has the triple in both directions
         return targets, torch.where(loops, inverse, -1), inverse, torch.where(loops, targets, -1)
 
-    def _of(self, entities: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...]) -> Weighed:
+    def _of_entities(self, entities: Tensor, dtype: torch.dtype, own: tuple[Tensor, ...]) -> Weighed:
         place, row, bounds, none = self.by_entity.entries(entities)
         relation, count = self.by_entity.relation.index_select(0, place), self.count.index_select(0, place)
         for target in own:

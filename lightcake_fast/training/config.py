@@ -14,7 +14,8 @@ from lightcake_fast.data.public import PUBLIC_DATASETS
 from lightcake_fast.errors import InputError
 from lightcake_fast.files import parse_json
 from lightcake_fast.metrics import TIES
-from lightcake_fast.models import COMPOSITIONS, DECOMPOSITIONS, MODELS, PROFILES
+from lightcake_fast.models import COMPOSITIONS, DECOMPOSITIONS, MODELS
+from lightcake_fast.models.terms.profile import PROFILES
 from lightcake_fast.scores import BUILT_IN, SCORES
 from lightcake_fast.training.flags import Flag
 from lightcake_fast.training.flags import flag as _flag

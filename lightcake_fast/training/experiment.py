@@ -22,7 +22,8 @@ from lightcake_fast.metrics import (
     triple_ranks,
 )
 from lightcake_fast.models import MODELS, SHARED_ARGUMENTS, RelationModel, takers
-from lightcake_fast.models.terms import TERMS, Evidence, chosen
+from lightcake_fast.models.terms import TERMS
+from lightcake_fast.models.terms.term import Evidence, chosen
 from lightcake_fast.sharding.data import ShardData
 from lightcake_fast.sharding.shard import Ids
 from lightcake_fast.training.captured import CapturedStep, wants_capture

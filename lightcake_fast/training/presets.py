@@ -9,7 +9,8 @@ from typing import Any
 
 from lightcake_fast.errors import InputError
 from lightcake_fast.models import MODELS, takers
-from lightcake_fast.models.terms import ALL_TERMS, TERMS, chosen
+from lightcake_fast.models.terms import ALL_TERMS, TERMS
+from lightcake_fast.models.terms.term import chosen
 from lightcake_fast.scores import BUILT_IN, SCORES
 from lightcake_fast.training.config import TrainingConfig, dataset_key
 

@@ -21,7 +21,7 @@ from lightcake_fast.metrics import (
     relation_ranks,
 )
 from lightcake_fast.models.draws import NumberedDraws
-from lightcake_fast.models.terms import HeldPairs, Pairs
+from lightcake_fast.models.terms.term import HeldPairs, Pairs
 from lightcake_fast.sharding.data import ShardData, read_index, read_share
 from lightcake_fast.sharding.layer import Shard, exchanged
 from lightcake_fast.sharding.partition import owners

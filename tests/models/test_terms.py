@@ -12,6 +12,8 @@ from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import MODELS, LightCAKE, RelationModel, evidence
 from lightcake_fast.models.evidence import GraphEvidence, RelationLists, Weighed, evidence_of
 from lightcake_fast.models.scorers import of_modulus_one
+from lightcake_fast.models.terms import TERMS
+from lightcake_fast.models.terms.links import Links
 from lightcake_fast.models.terms.paths import counted
 from lightcake_fast.ops import context_layer
 from tests.support.comparison import assert_close, assert_same_bits
@@ -65,16 +67,6 @@ def by_hand(graph: ContextGraph, pairs: Tensor, targets: Tensor | None) -> list[
     return [torch.stack(list(column)) for column in zip(*rows, strict=True)]
 
 
-def found(
-    graph: ContextGraph, part: str, pairs: Tensor, dtype: torch.dtype, targets: Tensor | None = None
-) -> Weighed:
-    """The evidence of one side of pairs."""
-    known = evidence_of(graph)
-    if part == "pair":
-        return known.of_pairs(pairs, dtype, targets)
-    return known.of_entities(part, pairs, dtype, targets)
-
-
 @pytest.mark.usefixtures("filled_up")
 @pytest.mark.parametrize("name", ["degrees", "duplicates"])
 @pytest.mark.parametrize("training", [False, True])
@@ -86,7 +78,7 @@ def test_evidence_counts_distinct_triples(name: str, training: bool) -> None:
         pairs = torch.cat([pairs, pairs.flip(1), torch.tensor([[0, n], [n, 0], [n, n], [n - 1, 0]])])
     wanted = by_hand(graph, pairs, targets if training else None)
     for part, expected in zip(SIDES, wanted, strict=True):
-        rows = found(graph, part, pairs, torch.float64, targets if training else None)
+        rows = evidence_of(graph).of(part, pairs, torch.float64, targets if training else None)
         assert_close(dense(rows, 2 * graph.num_relations), expected, name=part)
     assert any(expected.any() for expected in wanted)
 
@@ -95,7 +87,7 @@ def test_graph_without_triples_gives_empty_evidence() -> None:
     graph = ContextGraph.from_triples(torch.empty(0, 3, dtype=torch.int64), 4, 3)
     pairs = torch.tensor([[0, 1], [2, 2], [4, 0]])
     for part in SIDES:
-        assert not dense(found(graph, part, pairs, torch.float32), 6).any()
+        assert not dense(evidence_of(graph).of(part, pairs, torch.float32), 6).any()
     assert counted(graph, pairs).bounds.tolist() == [0, 0, 0, 0]
     table = torch.ones(6, D, requires_grad=True)
     sums = evidence_of(graph).profiles_times(table)
@@ -109,7 +101,7 @@ def test_pair_numbers_beyond_32_bits_are_distinct() -> None:
     triples = torch.tensor([[n - 1, 24_999, n - 2], [n - 1, 1, n - 2], [n - 2, 24_999, n - 1]])
     graph = ContextGraph.from_triples(triples, n, 25_000)
     for part in ("pair", "head"):
-        rows = found(graph, part, triples[:1, ::2], torch.float64)
+        rows = evidence_of(graph).of(part, triples[:1, ::2], torch.float64)
         assert rows.relation.tolist() == [1, 24_999, 49_999]
 
 
@@ -326,3 +318,19 @@ def test_int32_pairs_use_64_bit_keys() -> None:
 def test_an_unknown_option_is_rejected() -> None:
     with pytest.raises(TypeError, match="link: expected an option of PlainModel, got an unknown name"):
         made("distmult", graph_named("degrees"), link=True)
+
+
+def test_a_registered_term_needs_no_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TERMS, "again", Links)
+    graph = graph_named("duplicates")
+    pairs = graph.triples[:, ::2]
+    twice, once = (made("distmult", graph, links=True, again=again) for again in (True, False))
+    with torch.no_grad():
+        for name in ("links.of_link", "again.of_link"):
+            twice.get_parameter(name).copy_(once.get_parameter("links.of_link") / 2)
+    twice.entities, twice.relations = once.entities, once.relations
+    scores = [
+        model.relation_scores(model.inputs(graph), pairs, model.evidence(graph, pairs))
+        for model in (twice, once)
+    ]
+    assert_close(*scores)

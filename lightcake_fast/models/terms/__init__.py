@@ -3,24 +3,11 @@
 from lightcake_fast.models.terms.links import Links
 from lightcake_fast.models.terms.mixing import Mixing
 from lightcake_fast.models.terms.paths import Paths
-from lightcake_fast.models.terms.profile import PROFILES, Profile
-from lightcake_fast.models.terms.term import SIDES, Evidence, HeldPairs, Pairs, Term, chosen
+from lightcake_fast.models.terms.profile import Profile
+from lightcake_fast.models.terms.term import Term
 
 # The terms of every model, by the fields of the configuration; models are made and trained in this order.
 TERMS: dict[str, type[Term]] = {"profile": Profile, "links": Links, "paths": Paths}
 # Terms inside the layers of LightCAKE.
 LAYER_TERMS: dict[str, type[Mixing]] = {"mixing": Mixing}
 ALL_TERMS: dict[str, type[Term] | type[Mixing]] = {**TERMS, **LAYER_TERMS}
-
-__all__ = [
-    "ALL_TERMS",
-    "LAYER_TERMS",
-    "PROFILES",
-    "SIDES",
-    "TERMS",
-    "Evidence",
-    "HeldPairs",
-    "Pairs",
-    "Term",
-    "chosen",
-]

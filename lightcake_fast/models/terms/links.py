@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightcake_fast.models.evidence import Weighed, evidence_of
-from lightcake_fast.models.terms.term import Pairs, Term
+from lightcake_fast.models.evidence import Weighed
+from lightcake_fast.models.terms.term import Term
 from lightcake_fast.models.weights import xavier
 
 
@@ -26,10 +26,6 @@ class Links(Term):
     def __init__(self, num_relations: int, dim: int, **made: Any) -> None:
         super().__init__()
         self.of_link = xavier(2 * num_relations, dim, **made)
-
-    def find(self, side: str, pairs: Pairs) -> Weighed:
-        """See ``Term``: the known relations, with the weight 1."""
-        return evidence_of(pairs.graph).of_pairs(pairs.ids, pairs.dtype, pairs.targets)
 
     def of(self, side: str, found: Weighed) -> Tensor:
         """See ``Term``: the rows l W."""

@@ -56,7 +56,8 @@ class PathKinds(NamedTuple):
         """Return the lists with these numbers, int64 (B,)."""
         start, end = (self.bounds.index_select(0, lists + side) for side in (0, 1))
         place, _, bounds = entries_of(start, end - start)
-        return PathKinds(*(column.index_select(0, place) for column in self[:3]), bounds)
+        relation, second, weight = (column.index_select(0, place) for column in self[:3])
+        return PathKinds(relation, second, weight, bounds)
 
     def weighed(self, dtype: torch.dtype) -> "PathKinds":
         """Return the kinds with weights instead of counts."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.evidence import Weighed, evidence_of
-from lightcake_fast.models.terms.term import Pairs, Term
+from lightcake_fast.models.terms.term import Term
 from lightcake_fast.models.weights import check_choice, xavier
 
 PROFILES = ("none", "score", "both")
@@ -41,15 +41,13 @@ class Profile(Term):
         self.head, self.tail = nn.Parameter(side), nn.Parameter(side.clone())
 
     @classmethod
-    def attach(
-        cls, model: nn.Module, name: str, option: Any, num_relations: int, dim: int, **made: Any
-    ) -> None:
+    def attach(cls, model: nn.Module, name: str, option: Any, *sizes: int, **made: Any) -> None:
         """See ``Term``; "both" needs a model with context."""
         check_choice(name, option or "none", PROFILES)
         if option == "both" and not model.has_context:
             raise InputError(f"{name}: expected 'none' or 'score' without context layers, got 'both'")
-        super().attach(model, name, option, num_relations, dim, **made)
-        for_inputs = xavier(2 * num_relations, dim, **made) if option == "both" else None
+        super().attach(model, name, option, *sizes, **made)
+        for_inputs = xavier(2 * sizes[0], sizes[1], **made) if option == "both" else None
         model.register_parameter("input_profile", for_inputs)
 
     @staticmethod
@@ -61,10 +59,6 @@ class Profile(Term):
         """See ``Term``."""
         table: Any = model.input_profile
         return None if table is None else evidence_of(graph).profiles_times(table, mask)
-
-    def find(self, side: str, pairs: Pairs) -> Weighed:
-        """See ``Term``: the relations of the entities, with the weights p."""
-        return evidence_of(pairs.graph).of_entities(side, pairs.ids, pairs.dtype, pairs.targets)
 
     def of(self, side: str, found: Weighed) -> Tensor:
         """See ``Term``."""

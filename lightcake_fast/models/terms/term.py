@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightcake_fast.graph import ContextGraph
+from lightcake_fast.models.evidence import evidence_of
 from lightcake_fast.sharding.layer import Shard
 from lightcake_fast.sharding.shard import HeldTriples, Ids
 
@@ -76,15 +77,13 @@ class Term(nn.Module):
     fixed_shapes = True
 
     @classmethod
-    def attach(
-        cls, model: nn.Module, name: str, option: Any, num_relations: int, dim: int, **made: Any
-    ) -> None:
-        """Add the term to a model if the option asks for it.
+    def attach(cls, model: nn.Module, name: str, option: Any, *sizes: int, **made: Any) -> None:
+        """Add the term to a model if the option asks for it; other arguments as in ``Term``.
 
         Raises:
             InputError: if the option does not fit the model.
         """
-        model.add_module(name, cls(num_relations, dim, **made) if chosen(option) else None)
+        model.add_module(name, cls(*sizes, **made) if chosen(option) else None)
 
     @staticmethod
     def without_layers(option: Any) -> Any:
@@ -99,8 +98,11 @@ class Term(nn.Module):
         return None
 
     def find(self, side: str, pairs: Pairs) -> Any:
-        """Return the evidence of one side of pairs: lists of relations with weights, such as ``Weighed``."""
-        raise NotImplementedError
+        """Return the evidence of one side of pairs; by default see ``GraphEvidence.of``.
+
+        ``relation`` and ``weight`` (K,) have an entry per relation; ``second`` (K,) is optional.
+        """
+        return evidence_of(pairs.graph).of(side, pairs.ids, pairs.dtype, pairs.targets)
 
     def of(self, side: str, found: Any) -> Tensor:
         """Return the rows (B, d) to add, from the result of ``find``."""
