@@ -75,7 +75,8 @@ def run_command(words: list[str], target: str | None, capsys: pytest.CaptureFixt
         capsys.readouterr()
         code = cli.run(module_of(name).main, [*arguments, *quick])
         found = capsys.readouterr()
-        assert (code, found.err) == (0, ""), shlex.join(words)
+        errors = [line for line in found.err.splitlines() if "compiling the CPU passes" not in line]
+        assert (code, errors) == (0, []), shlex.join(words)
         if target is not None:
             assert found.out
             Path(target).write_text(found.out, encoding="utf-8")
