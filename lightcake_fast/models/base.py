@@ -8,18 +8,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models import blocks
 from lightcake_fast.models.draws import NumberedDraws, SequentialDraws
-from lightcake_fast.models.entity_scores import (
-    Questions,
-    Spread,
-    all_scores,
-    ask,
-    cross_entropy,
-    measures_distance,
-)
+from lightcake_fast.models.entity_scores import RanksEntities
 from lightcake_fast.models.scorers import PRODUCTS, with_normals
 from lightcake_fast.models.terms import TERMS
 from lightcake_fast.models.terms.term import SIDES, Evidence, Pairs, Term
@@ -27,7 +19,7 @@ from lightcake_fast.models.weights import check_at_least, xavier
 from lightcake_fast.sharding.layer import AnyGraph, Shard
 
 
-class RelationModel(nn.Module):
+class RelationModel(RanksEntities):
     """Entity and relation tables with scores for relation prediction and entity prediction.
 
     A subclass defines how to refine the tables (``_encode``), how to score a pair (``_score``), and which
@@ -67,8 +59,6 @@ class RelationModel(nn.Module):
         ValueError: if an argument is out of range.
     """
 
-    entity_score: str | None = None  # as in ``ask``; None for a model that does not rank entities
-
     def __init__(
         self,
         num_entities: int,
@@ -98,23 +88,17 @@ class RelationModel(nn.Module):
                 raise ValueError(f"{name}: expected 0 <= value < 1, got {share}")
         self.num_relations, self.has_context, self.angles = num_relations, has_context, angles
         self.input_dropout, self.row_dropout, self.unseen_rate = input_dropout, row_dropout, unseen_rate
-        self.entities = xavier(num_entities, dim, generator=generator, dtype=dtype)
+        made: dict[str, Any] = {"generator": generator, "dtype": dtype}
+        self.entities = xavier(num_entities, dim, **made)
         rows = 2 * num_relations if inverses else relation_rows or num_relations
-        self.relations = xavier(rows, dim // 2 if angles else dim, generator=generator, dtype=dtype)
+        self.relations = xavier(rows, dim // 2 if angles else dim, **made)
         if angles:
             nn.init.uniform_(self.relations, -math.pi, math.pi, generator=generator)
-        self.relation_bias = (
-            nn.Parameter(torch.zeros(num_relations, dtype=dtype, device=self.entities.device))
-            if relation_bias
-            else None
+        bias = torch.zeros(num_relations, dtype=dtype, device=self.entities.device)
+        self.relation_bias = nn.Parameter(bias) if relation_bias else None
+        self.unknown_head, self.unknown_tail = (
+            nn.Parameter(xavier(1, dim, **made)[0].detach()) if unseen_rate else None for _ in range(2)
         )
-
-        def unknown() -> nn.Parameter | None:
-            row = xavier(1, dim, generator=generator, dtype=dtype)[0].detach() if unseen_rate else None
-            return None if row is None else nn.Parameter(row)
-
-        self.unknown_head, self.unknown_tail = unknown(), unknown()
-        made: dict[str, Any] = {"generator": generator, "dtype": dtype}
         for name, kind in TERMS.items():
             kind.attach(self, name, terms.get(name), num_relations, dim, **made)
         self.normals = xavier(rows, dim, **made) if planes else None
@@ -193,20 +177,15 @@ class RelationModel(nn.Module):
         return relations if self.normals is None else with_normals(relations, self.normals[: len(relations)])
 
     def evidence(
-        self,
-        graph: ContextGraph,
-        pairs: Tensor,
-        targets: Tensor | None = None,
-        numbers: Tensor | None = None,
+        self, graph: ContextGraph, pairs: Tensor, targets: Tensor | None = None, numbers: Tensor | None = None
     ) -> Evidence | None:
         """Return the evidence of pairs for the terms; None for a model without terms.
 
         Args:
             graph: the context.
             pairs: int64 or int32 (B, 2) of (head, tail); N stands for an unseen entity.
-            targets: int64 (B,), in training: the pairs are the graph's triples with these relations. Each
-                triple is excluded from the evidence of its pair, to avoid label leakage.
-            numbers: int64 (B,), positions of these triples in the graph, if known.
+            targets: as in ``Pairs``, in training.
+            numbers: as in ``Pairs``.
         """
         if not self.terms:
             return None
@@ -254,8 +233,8 @@ class RelationModel(nn.Module):
         unknown = None
         if not self.training and self.unknown_head is not None and seen is not None:
             unknown = ~seen[pairs[:, 0]], ~seen[pairs[:, 1]]
-        heads, tails = self._sides(rows, evidence, unknown, generator)
-        return self.pair_scores(heads, tails, relations, self.joined(evidence and evidence["pair"]))
+        sides = self._sides(rows, evidence, unknown, generator)
+        return self.pair_scores(*sides, relations, self.joined(evidence and evidence["pair"]))
 
     def relation_loss(
         self,
@@ -338,10 +317,7 @@ class RelationModel(nn.Module):
         for name, term in self.terms.items():
             if side in term.sides:
                 if evidence is None or name not in evidence:
-                    raise ValueError(
-                        f"evidence: expected the evidence of the pairs for {name}, got None: call the "
-                        "model's evidence()"
-                    )
+                    raise ValueError(f"evidence: expected evidence for {name}, got None: call evidence()")
                 yield term.of(side, evidence[name])
 
     def pair_scores(self, heads: Tensor, tails: Tensor, relations: Tensor, joined: Tensor | None) -> Tensor:
@@ -395,61 +371,6 @@ class RelationModel(nn.Module):
             scores = self._score(heads, relations, tails)
             scores = scores if joined is None else scores + joined @ relations.T
         return scores if self.relation_bias is None else scores + self.relation_bias
-
-    def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
-        """Score every entity as the answer to each question.
-
-        Args:
-            refined: the result of ``refine``.
-            questions: int64 (B, 2) of (entity, relation): (h, r) asks for tails, (t, r + R) for heads.
-
-        Returns:
-            Scores (B, N), the logits of p(t | h, r).
-
-        Raises:
-            InputError: if the model does not rank entities.
-        """
-        return all_scores(self._asked(refined, questions), refined[0])
-
-    def entity_loss(
-        self,
-        refined: tuple[Tensor, Tensor],
-        questions: Tensor,
-        answers: Tensor,
-        question: Tensor,
-        label_smoothing: float = 0.0,
-    ) -> Tensor:
-        """Return the mean cross-entropy of answers, int64 (M,), to questions number ``question``, int64 (M,).
-
-        It keeps at most ``blocks.KEPT`` scores in memory; other arguments as in ``entity_scores``.
-        """
-        return cross_entropy(self._asked(refined, questions), refined[0], answers, question, label_smoothing)
-
-    def _asked(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Questions:
-        entities, relations = refined
-        heads = functional.embedding(questions[:, 0], entities)
-        spread = Spread.of(entities) if measures_distance(self.entity_score) else None
-        return self.ask(heads, questions[:, 1], relations, spread)
-
-    def ask(self, heads: Tensor, asked: Tensor, relations: Tensor, spread: Spread | None) -> Questions:
-        """Prepare questions for entities.
-
-        Args:
-            heads: refined rows (B, d).
-            asked: int64 (B,), the relations: r for tails, r + R for heads.
-            relations: refined, (2R, d).
-            spread: the spread of the candidate entities, for a score that measures distances.
-
-        Raises:
-            InputError: if the model does not rank entities.
-        """
-        if self.entity_score is None:
-            raise InputError(
-                f"model: expected one that ranks entities, got {type(self).__name__}, which does not"
-            )
-        if len(relations) < 2 * self.num_relations:
-            raise InputError("model: expected inverses=True, got a model without rows for inverse relations")
-        return ask(self.entity_score, heads, functional.embedding(asked, relations), spread)
 
     def _encode(
         self, entities: Tensor, relations: Tensor, graph: AnyGraph, mask: Tensor | None, backend: str

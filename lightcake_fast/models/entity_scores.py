@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from lightcake_fast.errors import InputError
 from lightcake_fast.models import blocks
 from lightcake_fast.scores import score_named
 
@@ -320,3 +321,70 @@ def values_at(values: Tensor, places: Tensor) -> Tensor:
 def _blocks(entries: int, entities: Tensor) -> Iterator[Tensor]:
     """Split the entity rows so that the scores of a part take at most ``blocks.BLOCK`` numbers."""
     yield from torch.split(entities, blocks.block_size(entries))
+
+
+class RanksEntities(nn.Module):
+    """The part of a model that scores entities.
+
+    Attributes:
+        entity_score: the score that ranks entities (see ``ask``); None for a model that does not.
+        num_relations: R, raw relations.
+    """
+
+    entity_score: str | None = None
+    num_relations: int
+
+    def entity_scores(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Tensor:
+        """Score every entity as the answer to each question.
+
+        Args:
+            refined: the result of ``refine``.
+            questions: int64 (B, 2) of (entity, relation): (h, r) asks for tails, (t, r + R) for heads.
+
+        Returns:
+            Scores (B, N), the logits of p(t | h, r).
+
+        Raises:
+            InputError: if the model does not rank entities.
+        """
+        return all_scores(self._asked(refined, questions), refined[0])
+
+    def entity_loss(
+        self,
+        refined: tuple[Tensor, Tensor],
+        questions: Tensor,
+        answers: Tensor,
+        question: Tensor,
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """Return the mean cross-entropy of answers, int64 (M,), to questions number ``question``, int64 (M,).
+
+        It keeps at most ``blocks.KEPT`` scores in memory; other arguments as in ``entity_scores``.
+        """
+        return cross_entropy(self._asked(refined, questions), refined[0], answers, question, label_smoothing)
+
+    def _asked(self, refined: tuple[Tensor, Tensor], questions: Tensor) -> Questions:
+        entities, relations = refined
+        heads = functional.embedding(questions[:, 0], entities)
+        spread = Spread.of(entities) if measures_distance(self.entity_score) else None
+        return self.ask(heads, questions[:, 1], relations, spread)
+
+    def ask(self, heads: Tensor, asked: Tensor, relations: Tensor, spread: Spread | None) -> Questions:
+        """Prepare questions for entities.
+
+        Args:
+            heads: refined rows (B, d).
+            asked: int64 (B,), the relations: r for tails, r + R for heads.
+            relations: refined, (2R, d).
+            spread: the spread of the candidate entities, for a score that measures distances.
+
+        Raises:
+            InputError: if the model does not rank entities.
+        """
+        if self.entity_score is None:
+            raise InputError(
+                f"model: expected one that ranks entities, got {type(self).__name__}, which does not"
+            )
+        if len(relations) < 2 * self.num_relations:
+            raise InputError("model: expected inverses=True, got a model without rows for inverse relations")
+        return ask(self.entity_score, heads, functional.embedding(asked, relations), spread)

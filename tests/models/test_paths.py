@@ -163,7 +163,7 @@ def test_models_with_paths_require_path_evidence() -> None:
     graph = graph_named("degrees")
     model = made("distmult", graph, links=True, paths=True)
     links = evidence_of(graph).of("pair", graph.triples[:, ::2], torch.float64)
-    with pytest.raises(ValueError, match=r"evidence: expected .* for paths, got None"):
+    with pytest.raises(ValueError, match=r"evidence: expected evidence for paths, got None"):
         model.joined({"links": links})
 
 
