@@ -15,17 +15,10 @@ class Mixing:
 
     @staticmethod
     def attach(model: nn.Module, option: bool, table: Tensor, layers: int, context: str) -> None:
-        """Add the matrices to a model if the option asks for them.
-
-        Args:
-            model: the model.
-            option: whether the layers have matrices.
-            table: a table (.., d) with the dtype and the device of the matrices.
-            layers: L.
-            context: "both", "entity" or "relation".
+        """Add the matrices to a model with L layers, in the dtype and on the device of a table (.., d).
 
         Raises:
-            InputError: if the model has no layers.
+            InputError: if the option asks for matrices and the model has no layers.
         """
         if option and not layers:
             raise InputError("mixing: expected at least one layer, got layers=0: use mixing=False, or layers")
