@@ -75,6 +75,7 @@ class Fused:
 
     def __init__(self, prefix: str, order: type[Plan] | type[GpuPlan], attribute: str) -> None:
         self._prefix, self._order, self._attribute = prefix, order, attribute
+        self._triton = order is GpuPlan
 
     def plan(self, graph: "ContextGraph") -> Sequence[Tensor]:
         """See ``Backend``."""
@@ -83,7 +84,7 @@ class Fused:
 
     def forward(self, x: Tensor, y: Tensor, plan: Sequence[Tensor], *rest: Any, **options: Any) -> Any:
         """See ``Backend``."""
-        with launching(x.device):
+        with launching(x.device, triton=self._triton):
             return self._kernels("forward").forward(x, y, self._order(*plan), *rest, **options)
 
     def backward(
@@ -92,7 +93,7 @@ class Fused:
         """See ``Backend``."""
         results, sums = made[:5], made[5:]
         arguments = (*gradients, *tables, *results, self._order(*plan), score, *sums)
-        with launching(tables[0].device):
+        with launching(tables[0].device, triton=self._triton):
             return self._kernels("backward").backward(*arguments, **options)
 
     def scores_as_given(self, s: Tensor, plan: Sequence[Tensor]) -> Tensor:

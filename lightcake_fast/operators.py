@@ -55,12 +55,19 @@ def operator(name: str) -> Callable[[Function], Operator]:
 
 
 @contextmanager
-def launching(device: torch.device) -> Iterator[None]:
+def launching(device: torch.device, *, triton: bool = True) -> Iterator[None]:
     """Make a GPU the current device, because Triton launches there.
+
+    Args:
+        device: The device of the launch.
+        triton: False for the Numba passes, which need no preparation and have other errors.
 
     Raises:
         InputError: Triton has no writable cache folder or no C compiler; the message says what to set.
     """
+    if not triton:
+        yield
+        return
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         try:
             yield

@@ -257,7 +257,7 @@ def _aggregate(
 ) -> list[Tensor]:
     order = SegmentPlan(*plan)
     if len(s):
-        with launching(values.device):
+        with launching(values.device, triton=backend == "triton"):
             out, norm = _kernels(backend).forward(s, values, order, num_segments)
     else:
         out = s.new_zeros(num_segments, *values.shape[1:])
@@ -288,7 +288,7 @@ def _aggregate_backward(
     if not len(s):
         return [torch.zeros_like(s), torch.zeros_like(values)]
     kernels, order = _kernels(backend), SegmentPlan(*plan)
-    with launching(values.device):
+    with launching(values.device, triton=backend == "triton"):
         slope, grad_values, w = kernels.backward(g.to(values.dtype), s, values, out, norm, order)
         if c is not None:
             # the gradient of the returned weights needs its weighted mean, another sum of the same kind

@@ -9,7 +9,14 @@ import torch
 
 from lightcake_fast import ContextGraph, Segments, cli, context_layer, segment_softmax_aggregate
 from lightcake_fast.errors import InputError
-from lightcake_fast.kernels import gpu_backward, gpu_forward, gpu_segments
+from lightcake_fast.kernels import (
+    cpu_backward,
+    cpu_forward,
+    cpu_segments,
+    gpu_backward,
+    gpu_forward,
+    gpu_segments,
+)
 from lightcake_fast.train import main
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -66,6 +73,23 @@ def test_other_errors_are_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = torch.randn(2, 4, device=DEVICE)
     with pytest.raises(RuntimeError, match=r"^a bug$"):
         context_layer(rows, rows, graph, backend="triton")
+
+
+def test_an_error_of_the_cpu_passes_does_not_blame_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = PermissionError(errno.EACCES, "Permission denied", "/cache/passes.nbi")
+    graph = ContextGraph.from_triples(torch.tensor([[0, 0, 1]]), 2, 1)
+    rows = torch.randn(2, 4, requires_grad=True)
+    x, _ = context_layer(rows, rows, graph, backend="numba")
+    monkeypatch.setattr(cpu_backward, "backward", failing(error))
+    with pytest.raises(PermissionError, match=r"passes\.nbi"):
+        torch.autograd.grad(x.sum(), rows)
+    monkeypatch.setattr(cpu_forward, "forward", failing(error))
+    with pytest.raises(PermissionError, match=r"passes\.nbi"):
+        context_layer(rows, rows, graph, backend="numba")
+    monkeypatch.setattr(cpu_segments, "forward", failing(error))
+    segments = Segments.from_csr(torch.tensor([0, 1]), torch.tensor([0]), 2)
+    with pytest.raises(PermissionError, match=r"passes\.nbi"):
+        segment_softmax_aggregate(rows[:1, 0], rows, segments, backend="numba")
 
 
 def test_a_command_shows_one_line(
