@@ -113,7 +113,10 @@ def _interruptibly(work: Callable[[], object]) -> None:
         finally:
             done.set()
 
-    threading.Thread(target=run, daemon=True).start()  # a daemon, so that the program can end without it
+    try:
+        threading.Thread(target=run, daemon=True).start()  # a daemon, so that the program can end without it
+    except RuntimeError:  # the system has no free thread, or the interpreter is shutting down
+        run()
     while not done.wait(timeout=0.5):  # the timeout lets the main thread see signals to other threads
         pass
     if raised:

@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,6 +109,18 @@ def test_file_size_limit_while_saving(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", wanted)
     assert "last.safetensors" not in files(tmp_path / "run")
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_save_succeeds_without_a_free_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    replace_text(tmp_path / "file", "new")
+    assert files(tmp_path) == {"file": b"new"}
+    with failing_writes(errno.ENOSPC, after=0), pytest.raises(OSError, match="No space left"):
+        replace_text(tmp_path / "file", "newer")
+    assert files(tmp_path) == {"file": b"new"}
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
