@@ -7,7 +7,6 @@ import functools
 import os
 import sys
 import threading
-from contextlib import suppress
 
 _CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # the caller's choices have priority
 
@@ -23,6 +22,9 @@ def let_idle_threads_sleep() -> None:
     manual, `GOMP_SPINCOUNT`). So this function adds sleeping threads: one, if PyTorch uses all processors.
     Intel's and LLVM's libraries have a function for this purpose.
 
+    GNU's library ends the process if a thread cannot start, and a large machine can need hundreds. So this
+    function adds none if PyTorch uses less than half of the processors: spinning then disturbs little.
+
     If `OMP_WAIT_POLICY`, `GOMP_SPINCOUNT` or `KMP_BLOCKTIME` is set, nothing changes.
     """
     global _sleeping
@@ -35,14 +37,18 @@ def let_idle_threads_sleep() -> None:
         openmp.kmp_set_blocktime(0)  # for the threads that work for this one
         return
     missing = _processors() + 1 - threads - _sleeping
-    if missing > 0:
-        with suppress(RuntimeError):  # no new thread can start at interpreter shutdown
-            started = threading.Event()
-            threading.Thread(
-                target=_hold, args=(openmp, missing, started), name="idle OpenMP", daemon=True
-            ).start()
+    if missing > 0 and 2 * threads >= _processors():
+        _sleeping += missing  # before the wait, in which other threads call this function
+        started = threading.Event()
+        holder = threading.Thread(
+            target=_hold, args=(openmp, missing, started), name="idle OpenMP", daemon=True
+        )
+        try:
+            holder.start()
+        except RuntimeError:  # no new thread can start at interpreter shutdown
+            _sleeping -= missing
+        else:
             started.wait()
-            _sleeping += missing
 
 
 def _hold(openmp: ctypes.CDLL, threads: int, started: threading.Event) -> None:

@@ -22,6 +22,7 @@ def native_threads():
 def added():
     return [thread.name for thread in threading.enumerate()].count("idle OpenMP")
 """
+TWO_PROCESSORS = "os.sched_getaffinity = lambda process: range(2); torch.set_num_threads(2)"
 LAYER = """
 graph = lightcake_fast.ContextGraph.from_triples(torch.zeros(2000, 3, dtype=torch.int64), 1, 1)
 lightcake_fast.context_layer(torch.ones(1, 4), torch.ones(2, 4), graph, backend="numba")
@@ -56,7 +57,35 @@ print(len(os.sched_getaffinity(0)))
 """)
     assert first == second
     # a single thread never waits for others
-    assert first - before == (0 if threads == 1 else max(0, processors + 1 - threads))
+    added = max(0, processors + 1 - threads)
+    assert first - before == (0 if threads == 1 or 2 * threads < processors else added)
+
+
+@pytest.mark.parametrize(("processors", "expected"), [(8, 5), (9, 0), (192, 0)])
+def test_few_threads_on_a_large_machine_add_no_threads(processors: int, expected: int) -> None:
+    before, after = count(f"""
+os.sched_getaffinity = lambda process: range({processors})
+torch.set_num_threads(4)
+sum_rows()
+print(native_threads())
+lightcake_fast.prepare_process()
+print(native_threads())
+""")
+    assert after - before == expected
+
+
+def test_threads_that_call_it_together_add_threads_once() -> None:
+    assert count("""
+os.sched_getaffinity = lambda process: range(4)
+torch.set_num_threads(2)
+from lightcake_fast.kernels.cpu_openmp import let_idle_threads_sleep
+callers = [threading.Thread(target=let_idle_threads_sleep) for _ in range(20)]
+for caller in callers:
+    caller.start()
+for caller in callers:
+    caller.join()
+print(added())
+""") == [1]
 
 
 @pytest.mark.parametrize(
@@ -69,12 +98,10 @@ def test_a_setting_in_the_environment_is_respected(name: str, value: str) -> Non
 
 @pytest.mark.parametrize("call", [LAYER, TRAIN, SEARCH], ids=["layer", "train", "search"])
 def test_layers_training_and_search_let_idle_threads_sleep(call: str, tmp_path: Path) -> None:
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("two threads are more than one processor")
-    code = f"torch.set_num_threads(2)\nprint(added())\n{call}\nprint(added())"
+    code = f"{TWO_PROCESSORS}\nprint(added())\n{call}\nprint(added())"
     assert count(code, str(tmp_path / "search")) == [0, 1]
 
 
 def test_a_trained_model_sees_to_it(unbroken: Path) -> None:
-    code = "torch.set_num_threads(2); lightcake_fast.load(sys.argv[1]); print(added())"
-    assert count(code, str(unbroken)) == [len(os.sched_getaffinity(0)) > 1]
+    code = f"{TWO_PROCESSORS}\nlightcake_fast.load(sys.argv[1]); print(added())"
+    assert count(code, str(unbroken)) == [1]
