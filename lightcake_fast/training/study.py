@@ -78,8 +78,12 @@ def check_asked(study: "Study", out: Path, asked: Mapping[str, Any]) -> None:
 
 
 def counting(settings: Mapping[str, Any], out: Path) -> dict[str, Any]:
-    """Settings that must stay the same. The place of data from memory may change with the folder."""
-    own = {"dataset": str((out / "data").absolute()), "quiet": settings.get("quiet")}
+    """Settings that must stay the same. The place of data from memory may change with the folder.
+
+    `header` may change if the data stays the same: older versions did not have it, and kept every first row.
+    """
+    own = {"dataset": str((out / "data").absolute())}
+    own |= {name: settings.get(name) for name in ("quiet", "header")}
     return {name: value for name, value in settings.items() if name not in own or value != own[name]}
 
 

@@ -15,7 +15,7 @@ import pytest
 import lightcake_fast
 from lightcake_fast import cli
 from lightcake_fast.data import load_dataset, write_folder
-from lightcake_fast.errors import InputError
+from lightcake_fast.errors import DataWarning, InputError
 from lightcake_fast.files import lock_folder
 from lightcake_fast.train import main as train
 from lightcake_fast.training.presets import preset_settings
@@ -181,6 +181,29 @@ def test_folder_rejects_another_search(
     ):
         assert cli.run(module.main, [*argv, *more]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_search_of_an_older_version_resumes_with_the_header_as_a_triple(module: Any, tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "search"
+    write_folder(load_dataset("family:60"), data)
+    for ids in data.glob("*.dict"):
+        ids.unlink()
+    train_file = data / "train.tsv"
+    train_file.write_text(f"head\trelation\ttail\n{train_file.read_text()}")
+    settings = {**SMALL, "epochs": 1, "sampler": "grid", "quiet": True, "out": out, "vary": {"dim": [4, 6]}}
+    lightcake_fast.search(data, trials=1, header=False, **settings)
+    journal = out / "study.journal"
+    lines = journal.read_text().splitlines()
+    asked = json.loads(lines[1])
+    asked["user_attr"]["asked"]["settings"].pop("header", None)  # older versions did not have it
+    journal.write_text("\n".join([lines[0], json.dumps(asked), *lines[2:], ""]))
+    study = lightcake_fast.search(data, trials=2, header=False, **settings)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "COMPLETE"]
+    with (
+        pytest.warns(DataWarning, match="--no-header to keep"),
+        pytest.raises(InputError, match="expected data"),
+    ):
+        lightcake_fast.search(data, trials=2, **settings)
 
 
 @pytest.mark.parametrize(
