@@ -55,7 +55,8 @@ def with_partition(explicit: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     if explicit.get("partition") is None:
         return explicit
-    source = read_index(Path(explicit["partition"]).expanduser())["source"]
+    # an older version did not save `header`: headers were triples then
+    source = {"header": False, **read_index(Path(explicit["partition"]).expanduser())["source"]}
     for name, value in source.items():
         if name in explicit and explicit[name] != value:
             raise InputError(f"{name}: expected {value!r}, as in the partition, got {explicit[name]!r}")

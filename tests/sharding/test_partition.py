@@ -15,6 +15,7 @@ from lightcake_fast.sharding import partition
 from lightcake_fast.sharding.data import ShardData, read_share
 from lightcake_fast.sharding.shard import HeldTriples, Ids, Layout
 from lightcake_fast.sharding.world import World
+from lightcake_fast.training.sharded import with_partition
 from tests.support.worlds import in_threads
 
 DATA = load_dataset("family:300")
@@ -63,6 +64,20 @@ def test_share_on_disk_equals_the_share_in_memory(tmp_path: Path, capsys: pytest
         for split in SPLITS:
             assert np.array_equal(found.splits[split].triples, wanted.splits[split].triples), split
         assert np.array_equal(found.seen, wanted.seen)
+
+
+def test_partition_of_an_older_version_keeps_its_header_as_a_triple(tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("head,relation,tail\n" + "".join(f"a{n},r,b{n}\n" for n in range(40)))
+    for flags, expected in ((["--no-header"], False), (["--header"], True), ([], None)):
+        assert cli.run(main, [str(data), "--parts", "2", "--out", str(tmp_path / str(expected)), *flags]) == 0
+        settings = with_partition({"partition": str(tmp_path / str(expected))})
+        assert settings.get("header") is expected
+    out = tmp_path / "None"
+    index = json.loads((out / "partition.json").read_text())
+    del index["source"]["header"]  # older versions did not have it
+    (out / "partition.json").write_text(json.dumps(index))
+    assert with_partition({"partition": str(out)})["header"] is False
 
 
 def test_all_ranks_reject_shares_of_different_partitions() -> None:
