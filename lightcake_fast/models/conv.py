@@ -10,7 +10,7 @@ from lightcake_fast.errors import InputError
 from lightcake_fast.graph import ContextGraph
 from lightcake_fast.models.scorers import with_normals
 from lightcake_fast.models.weights import check_at_least, check_choice, xavier
-from lightcake_fast.ops import CONTEXTS, ROWS, context_layer
+from lightcake_fast.ops import CONTEXTS, ROWS, check_tensor, context_layer
 from lightcake_fast.scores import score_named
 
 _REMEDY = "pass a graph made by ContextGraph.from_edge_index instead of edge_index and edge_type"
@@ -111,6 +111,7 @@ class LightCAKEConv(nn.Module):
             TypeError: if an argument is not a tensor, or ``edge_index`` is neither a tensor nor a graph.
             ValueError: if a shape, dtype or device is wrong, or an id is out of range.
         """
+        check_tensor("x", x)
         table = self.relations if relations is None else relations
         if isinstance(edge_index, ContextGraph):
             if edge_type is not None:

@@ -221,6 +221,12 @@ def test_rejects_edges_as_lists() -> None:
         ContextGraph.from_edge_index(edge_index, lists[0], N, R)
 
 
+@pytest.mark.parametrize("x", [None, (rows(), rows())], ids=["none", "pair"])
+def test_rejects_nodes_that_are_not_a_tensor(x: Any) -> None:
+    with pytest.raises(TypeError, match=r"^x: expected a .*, got (NoneType|tuple)"):
+        layer()(x, *edges())
+
+
 def test_rejects_wrong_settings() -> None:
     with pytest.raises(InputError, match="channels: expected a multiple of 2 for score 'complex', got 7: "):
         LightCAKEConv(7, R, score="complex")
