@@ -82,7 +82,7 @@ def counting(settings: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
     `header` may change if the data stays the same: older versions did not have it, and kept every first row.
     """
-    own = {"dataset": str((out / "data").absolute())}
+    own: dict[str, Any] = {"dataset": str((out / "data").absolute())}
     own |= {name: settings.get(name) for name in ("quiet", "header")}
     return {name: value for name, value in settings.items() if name not in own or value != own[name]}
 
