@@ -1,7 +1,9 @@
-"""The runs of each target: rows of settings, with one column per data set."""
+"""The targets of `experiments.toml`: rows of settings, with one run per data set and seed."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lightcake_fast.data.public import PUBLIC_DATASETS
@@ -10,69 +12,20 @@ from lightcake_fast.scores import BUILT_IN
 from lightcake_fast.training.config import TrainingConfig, dataset_key
 from lightcake_fast.training.presets import preset_settings, resolve
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 Settings = Mapping[str, Any]
 
+DATASETS = ("fb15k-237", "wn18rr", "nell995", "ddb14")
 TERMS: Settings = {"profile": "score", "links": True}
 NO_TERMS: Settings = {"profile": "none", "links": False, "paths": False, "mixing": False}
-
-_WN18RR: Settings = {"profile": "both", "paths": True, "dim": 64, "row_dropout": 0.8, "epochs": 8}
-_NELL995: Settings = {"row_dropout": 0.9, "weight_average": 0.99}
-_FB15K_237: Settings = {"paths": True, "epochs": 8, "lr_decay": 0.3}
-
-_WITHOUT_LAYERS: dict[str, Settings] = {
-    "ddb14": {"dim": 128},
-    "wn18rr": {"paths": True, "dim": 64},
-    "nell995": _NELL995,
-    "fb15k-237": {"paths": True, "lr_decay": 0.3, "row_dropout": 0.3},
-}
-
-# Changes of `--preset best` for each rival with the terms, chosen on validation, by model and data set.
-SEARCHED: dict[str, dict[str, Settings]] = {
-    "distmult": _WITHOUT_LAYERS,
-    "complex": _WITHOUT_LAYERS,
-    "simple": _WITHOUT_LAYERS,
-    "rotate": _WITHOUT_LAYERS,
-    "transe": _WITHOUT_LAYERS,
-    "transh": {**_WITHOUT_LAYERS, "wn18rr": {**_WITHOUT_LAYERS["wn18rr"], "lr": 1e-2}},
-    "rgcn": {
-        "ddb14": {"row_dropout": 0.3},
-        "wn18rr": _WN18RR,
-        "nell995": _NELL995,
-        "fb15k-237": _FB15K_237,
-    },
-    "compgcn": {
-        "ddb14": {"row_dropout": 0.3},
-        "wn18rr": {**_WN18RR, "lr": 1e-2},
-        "nell995": _NELL995,
-        "fb15k-237": _FB15K_237,
-    },
-    "a2n": {
-        "ddb14": {"profile": "both"},
-        "wn18rr": _WN18RR,
-        "nell995": _NELL995,
-        "fb15k-237": _FB15K_237,
-    },
-}
-
-MOST_LAYERS = 5
-ENTITY_SCORES = ("distmult", "complex", "rotate")
-_TERMS_OFF: dict[str, Settings] = {
-    "no profile": {"profile": "none"},
-    "no links": {"links": False},
-    "no paths": {"paths": False},
-    "no mixing": {"mixing": False},
-}
 QUICK: Settings = {"dim": 16, "epochs": 3, "batch_size": 256}
 QUICK_DATASETS = ("family:200",)
-
-
-def without_terms(score: str) -> dict[str, Settings]:
-    """Return the presets of a LightCAKE score without the rules that only LightCAKE has, by data set."""
-    found: dict[str, Settings] = {}
-    for key in ("family", *PUBLIC_DATASETS):
-        whole, base = (preset_settings("best", key, model, score) for model in ("lightcake", None))
-        found[key] = {name: base[name] for name, value in whole.items() if base[name] != value}
-    return found
+_TEXT = Path(__file__).with_name("experiments.toml").read_text(encoding="utf-8")
+DATA: Mapping[str, Any] = tomllib.loads(_TEXT)
 
 
 @dataclass(frozen=True)
@@ -82,135 +35,88 @@ class Row:
     Attributes:
         label: Its name in the table.
         settings: Values by field of `TrainingConfig`; the preset sets the others.
-        published: The model's name in the paper's table 2, if the row is in it.
+        published: Its name in the paper's table 2, if it can be in it.
         base: Settings that the common settings override.
         searched: Settings that override `base`, by the name of a public data set, for the preset "best".
-        without: Label of the row that differs only by having no layers.
     """
 
     label: str
     settings: Settings = field(default_factory=dict)
-    published: str | None = None
+    published: str = ""
     base: Settings = field(default_factory=dict)
     searched: Mapping[str, Settings] = field(default_factory=dict)
-    without: str | None = None
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table of trained runs.
+    """A table, and the runs that it needs.
 
     Attributes:
+        about: One line for the help text.
         title: Title of the table.
+        measure: Name of the function in `targets.py` that computes the cells.
         varies: Name of the property in which the rows differ.
-        rows: Its rows.
+        rows: Its rows; empty if the table needs no runs.
+        wide: Whether data sets are columns; else each row has one line per data set.
+        figure: Name of the function in `targets.py` that computes the figure; empty without a figure.
+        notes: Lines below the table.
     """
 
+    about: str
     title: str
-    varies: str
-    rows: tuple[Row, ...]
-
-
-def _lightcake(score: str, without: str | None = None) -> Row:
-    """Build the row of LightCAKE as in its preset, with the terms."""
-    label = f"{MODELS['lightcake'].label}-{MODELS[score].label}"
-    settings = {"model": "lightcake", "score": score}
-    return Row(label, settings, label, without=without)
-
-
-def _rival(model: str, label: str) -> Row:
-    """Build the row of another model with the same terms."""
-    return Row(label, {"model": model}, MODELS[model].label, TERMS, SEARCHED.get(model, {}))
-
-
-def _no_layers(score: str) -> Row:
-    """Build the row of a score with the same terms and without layers."""
-    return _rival(score, f"no layers, {MODELS[score].label}")
-
-
-def _table_2() -> Experiment:
-    rows = [
-        Row(spec.label, {"model": name}, spec.label) for name, spec in MODELS.items() if name != "lightcake"
-    ]
-    for score in BUILT_IN:
-        whole = _lightcake(score)
-        rows.append(Row(whole.label, whole.settings, whole.label, NO_TERMS, without_terms(score)))
-    return Experiment("Relation prediction by model (the paper's table 2)", "model", tuple(rows))
-
-
-def _rivals() -> Experiment:
-    plain = {score: _no_layers(score) for score in BUILT_IN}
-    networks = [_rival(name, MODELS[name].label) for name in ("rgcn", "compgcn", "a2n")]
-    ours = [_lightcake(score, plain[score].label) for score in BUILT_IN]
-    return Experiment(
-        "LightCAKE and its rivals with the same terms", "model", (*ours, *plain.values(), *networks)
-    )
-
-
-def _speed(score: str) -> Experiment:
-    rows = (_lightcake(score), _rival("rgcn", "R-GCN"), _no_layers(score))
-    return Experiment("Validation MRR by seconds of training", "model", rows)
-
-
-def _ablation(score: str) -> Experiment:
-    contexts: dict[str, Settings] = {"none": {"layers": 0}}
-    contexts |= {name: {"context": name} for name in ("relation", "entity", "both")}
-    contexts |= {f"both, {label}": settings for label, settings in _TERMS_OFF.items()}
-    contexts["both, no terms"] = NO_TERMS
-    whole = _lightcake(score)
-    rows = tuple(Row(name, {**whole.settings, **settings}) for name, settings in contexts.items())
-    return Experiment(f"LightCAKE ({score}) by context and terms", "context", rows)
-
-
-def _layers(score: str) -> Experiment:
-    rows = tuple(Row(str(n), {"score": score, "layers": n}) for n in range(1, MOST_LAYERS + 1))
-    return Experiment(f"LightCAKE ({score}) by number of layers", "layers", rows)
-
-
-def _options(score: str) -> Experiment:
-    off: dict[str, Settings] = {
-        "as in the preset": {},
-        "no relation bias": {"relation_bias": False},
-        "targets not masked": {"mask_targets": False},
-        "no input dropout": {"input_dropout": 0.0},
-        "no row dropout": {"row_dropout": 0.0},
-        "no unknown-entity vectors": {"unseen_rate": 0.0},
-        **_TERMS_OFF,
-        "ties by index": {"ties": "index"},
-    }
-    rows = tuple(Row(label, {"score": score, **settings}) for label, settings in off.items())
-    return Experiment(f"LightCAKE ({score}): each option beyond the paper switched off alone", "option", rows)
-
-
-def _efficiency() -> Experiment:
-    ours = (_lightcake(score) for score in BUILT_IN)
-    rows = (_no_layers("distmult"), _rival("rgcn", "R-GCN"), *ours)
-    return Experiment("Contexts used, size, speed and memory", "model", rows)
-
-
-def _entities() -> Experiment:
-    rows = []
-    for score in ENTITY_SCORES:
-        label = MODELS[score].label
-        rows.append(Row(label, {"task": "entity", "model": score}, label))
-        if score in BUILT_IN:
-            settings = {"task": "entity", "model": "lightcake", "score": score}
-            rows.append(Row(f"{MODELS['lightcake'].label}-{label}", settings))
-    return Experiment("Entity prediction, without context and with it", "model", tuple(rows))
+    measure: str
+    varies: str = "model"
+    rows: tuple[Row, ...] = ()
+    wide: bool = False
+    figure: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def experiments(score: str) -> dict[str, Experiment]:
     """Return the experiments by target. The ablations of LightCAKE use the given score."""
-    return {
-        "table2": _table_2(),
-        "rivals": _rivals(),
-        "ablation": _ablation(score),
-        "layers": _layers(score),
-        "efficiency": _efficiency(),
-        "speed": _speed(score),
-        "options": _options(score),
-        "entities": _entities(),
-    }
+    found = {}
+    for name, entry in tomllib.loads(_TEXT.replace("$score", score))["targets"].items():
+        shared, rows = entry.pop("settings", {}), entry.pop("rows", [])
+        entry["rows"] = tuple(row for one in rows for row in _rows(one, shared))
+        found[name] = Experiment(**entry | {"notes": tuple(entry.get("notes", ()))})
+    return found
+
+
+def _rows(entry: Mapping[str, Any], shared: Settings) -> Iterator[Row]:
+    if "kind" not in entry:
+        yield Row(entry["label"], {**shared, **entry.get("settings", {})})
+        return
+    kind, named = (
+        entry["kind"],
+        {"scores": BUILT_IN, "models": [name for name in MODELS if name != "lightcake"]},
+    )
+    for name in named.get(entry["of"], []) if isinstance(entry["of"], str) else entry["of"]:
+        label = MODELS[name].label
+        if kind in ("plain", "rival"):
+            settings = {**shared, "model": name}
+            base, searched = (TERMS, searched_settings(name)) if kind == "rival" else ({}, {})
+            yield Row(entry.get("prefix", "") + label, settings, label, base, searched)
+        else:
+            label = f"{MODELS['lightcake'].label}-{label}"
+            settings = {**shared, "model": "lightcake", "score": name}
+            base, searched = (NO_TERMS, without_terms(name)) if kind == "bare" else ({}, {})
+            yield Row(label, settings, label, base, searched)
+
+
+def searched_settings(model: str) -> dict[str, Settings]:
+    """Return the searched settings of a rival by data set."""
+    every = DATA["searched"]["scores" if model in BUILT_IN else "networks"]
+    own = DATA["searched"].get(model, {})
+    return {name: {**every.get(name, {}), **own.get(name, {})} for name in DATASETS}
+
+
+def without_terms(score: str) -> dict[str, Settings]:
+    """Return the presets of a LightCAKE score without the rules that only LightCAKE has, by data set."""
+    found: dict[str, Settings] = {}
+    for key in ("family", *PUBLIC_DATASETS):
+        whole, base = (preset_settings("best", key, model, score) for model in ("lightcake", None))
+        found[key] = {name: base[name] for name, value in whole.items() if base[name] != value}
+    return found
 
 
 def run_settings(row: Row, dataset: str, seed: int, common: Settings) -> dict[str, Any]:

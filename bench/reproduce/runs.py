@@ -53,11 +53,11 @@ def folder_of(config: TrainingConfig, runs: Path) -> Path:
     Equal settings give the same folder, so targets share runs.
     """
     readable = re.sub(r"[^\w.-]+", "-", Path(config.dataset).name)
-    return runs / f"{readable}-{config.title}-seed{config.seed}-{_digest(config)}"
+    return runs / f"{readable}-{config.title}-seed{config.seed}-{digest(config)}"
 
 
 def finished_runs(places: Iterable[Path]) -> dict[str, Path]:
-    """Find the finished runs among folders and their subfolders, by the digest that `finished_run` uses.
+    """Find the finished runs among folders and their subfolders, by `digest`.
 
     Other folders are skipped.
     """
@@ -67,13 +67,8 @@ def finished_runs(places: Iterable[Path]) -> dict[str, Path]:
             if (folder / "results.json").is_file() and (folder / "config.json").is_file():
                 with suppress(InputError, UnicodeDecodeError):
                     config = TrainingConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
-                    found.setdefault(_digest(config), folder)
+                    found.setdefault(digest(config), folder)
     return found
-
-
-def finished_run(config: TrainingConfig, found: Mapping[str, Path]) -> Path | None:
-    """Return the folder of a finished run with this configuration from the result of `finished_runs`."""
-    return found.get(_digest(config))
 
 
 def check_data(folder: Path, data: KnowledgeGraph) -> None:
@@ -89,7 +84,7 @@ def check_data(folder: Path, data: KnowledgeGraph) -> None:
         )
 
 
-def _digest(config: TrainingConfig) -> str:
+def digest(config: TrainingConfig) -> str:
     """Compute a digest that is equal for configurations that train the same way.
 
     New settings with default values do not change it.
@@ -116,8 +111,8 @@ def run(settings: Mapping[str, Any], folder: Path, *, silent: bool = False) -> O
         SystemExit: The training was interrupted, and is saved.
     """
     if not (folder / "results.json").is_file():
-        flags = ["--resume", str(folder)] if folder.is_dir() else [*_flags(settings), "--out", str(folder)]
-        code, peak = _call(flags, silent)
+        new = [*flags(settings), "--out", str(folder)]
+        code, peak = call(["--resume", str(folder)] if folder.is_dir() else new, silent)
         if code in (130, 143):
             raise SystemExit(code)
         if code:
@@ -145,7 +140,8 @@ def read(folder: Path) -> Outcome:
     return Outcome(folder, results, peak, tuple(zip(seconds, mrr, strict=True)))
 
 
-def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
+def flags(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Give the flags of training for settings."""
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
         if isinstance(value, bool):
@@ -154,7 +150,7 @@ def _flags(settings: Mapping[str, Any]) -> Iterator[str]:
             yield from (flag, str(value))
 
 
-def _call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
+def call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
     """Train in a separate process that prints to the same terminal. Return (exit code, peak memory in bytes).
 
     If the system has a fork server, it imports PyTorch once for all runs. Its processes have not computed
