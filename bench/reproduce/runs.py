@@ -4,11 +4,10 @@ import hashlib
 import itertools
 import json
 import multiprocessing
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,13 +97,12 @@ def digest(config: TrainingConfig) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def run(settings: Mapping[str, Any], folder: Path, *, silent: bool = False) -> Outcome:
+def run(settings: Mapping[str, Any], folder: Path) -> Outcome:
     """Train a run to its end, unless it is already finished, and read its results.
 
     Args:
         settings: Values by field of `TrainingConfig`; the preset sets the others.
         folder: Its folder. A stopped run resumes from there.
-        silent: Print only errors.
 
     Raises:
         InputError: The training failed; its message was printed before.
@@ -112,7 +110,7 @@ def run(settings: Mapping[str, Any], folder: Path, *, silent: bool = False) -> O
     """
     if not (folder / "results.json").is_file():
         new = [*flags(settings), "--out", str(folder)]
-        code, peak = call(["--resume", str(folder)] if folder.is_dir() else new, silent)
+        code, peak = call(["--resume", str(folder)] if folder.is_dir() else new)
         if code in (130, 143):
             raise SystemExit(code)
         if code:
@@ -150,7 +148,7 @@ def flags(settings: Mapping[str, Any]) -> Iterator[str]:
             yield from (flag, str(value))
 
 
-def call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
+def call(arguments: Sequence[str]) -> tuple[int, int | None]:
     """Train in a separate process that prints to the same terminal. Return (exit code, peak memory in bytes).
 
     If the system has a fork server, it imports PyTorch once for all runs. Its processes have not computed
@@ -163,7 +161,7 @@ def call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
     else:
         context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_train, args=(list(arguments), silent, sender))
+    process = context.Process(target=_train, args=(list(arguments), sender))
     process.start()
     sender.close()
     try:
@@ -175,10 +173,9 @@ def call(arguments: Sequence[str], silent: bool) -> tuple[int, int | None]:
     return process.exitcode or 0, receiver.recv() if receiver.poll() else None
 
 
-def _train(arguments: list[str], silent: bool, sender: "Connection[int | None, None]") -> None:
+def _train(arguments: list[str], sender: "Connection[int | None, None]") -> None:
     prepare_process()
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere if silent else sys.stdout):
-        code = cli.run(train, arguments)
+    code = cli.run(train, arguments)
     try:
         import resource
     except ImportError:  # not on Windows

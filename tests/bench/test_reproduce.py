@@ -300,7 +300,7 @@ def test_user_data_is_reused_and_changed_data_rejected(
 def test_finished_runs_make_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = EXPERIMENTS["rivals"].rows[0]
     flags = {"dim": 4, "epochs": 1, "batch_size": 512}
-    runs.run(run_settings(first, "family:60", 1, flags), tmp_path / "mine" / "run", silent=True)
+    runs.run(run_settings(first, "family:60", 1, flags), tmp_path / "mine" / "run")
     argv = ["--finished", "--out", str(tmp_path / "out"), "--runs", str(tmp_path / "mine"), "--seeds"]
     assert cli.run(command.main, ["rivals", *argv, "0", "1", *TINY]) == 0
     (row,) = records(tmp_path / "out" / "rivals.csv").values()
