@@ -73,7 +73,7 @@ def test_a_planted_fault_is_found_and_minimized(
     original = fuzz.check
     monkeypatch.setattr(fuzz, "layer_results", faulty)
     monkeypatch.setattr(fuzz, "check", check)
-    with pytest.raises(AssertionError, match="entities: got"):
+    with pytest.raises(AssertionError, match="entities: expected"):
         fuzz.fuzz("numba", 500, scores=QUICK_SCORES)
     smallest = wrong[-1]
     assert smallest.triples == ((0, 1, 0),)
