@@ -295,7 +295,9 @@ def test_prepared_process_keeps_only_small_freed_memory() -> None:
     ids=" ".join,
 )
 def test_import_keeps_ctrl_c_and_environment_of_other_programs(words: list[str], tmp_path: Path) -> None:
-    told = "import os, signal, lightcake_fast\n"
+    told = "import os, signal\n"
+    told += "signal.signal(2, signal.default_int_handler)\n"  # a background job inherits SIG_IGN
+    told += "import lightcake_fast\n"
     told += "print(signal.getsignal(2).__name__, 'OMP_WAIT_POLICY' in os.environ)"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "__init__.py").write_text(told)
