@@ -114,41 +114,22 @@ class Reference:
         return graph.context_triples
 
     def forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        plan: Any,
-        mask: Tensor | None,
-        score: str,
-        context: str,
-        *,
-        residual: bool,
-        partial: bool = False,
-        gathered: Tensor | None = None,
-    ) -> Sequence[Tensor]:
+        self, x: Tensor, y: Tensor, plan: Any, mask: Any, score: str, context: str, **options: Any
+    ) -> Any:
         """See ``Backend``."""
-        assert partial
-        assert mask is not None
-        both_ways, wide = mask.T.reshape(-1), _as_wide(gathered, x)
-        return reference_partial.forward(x, y, tuple(plan), both_ways, score, context, residual, wide)
+        assert options["partial"]
+        both_ways, wide = mask.T.reshape(-1), _as_wide(options["gathered"], x)
+        triples, residual = tuple(plan), options["residual"]
+        return reference_partial.forward(x, y, triples, both_ways, score, context, residual, wide)
 
     def backward(
-        self,
-        gradients: Pair,
-        tables: Pair,
-        made: Any,
-        plan: Any,
-        score: str,
-        *,
-        residual: bool,
-        partial: bool = False,
-        gathered: Tensor | None = None,
-    ) -> Sequence[Tensor]:
+        self, gradients: Pair, tables: Pair, made: Any, plan: Any, score: str, **options: Any
+    ) -> Any:
         """See ``Backend``."""
-        assert partial
-        new_x, new_y, s, norm_x, norm_y = made
-        known = (*gradients, *tables, new_x, new_y, s, norm_x, norm_y)
-        return reference_partial.backward(*known, tuple(plan), score, residual, _as_wide(gathered, tables[0]))
+        assert options["partial"]
+        wide = _as_wide(options["gathered"], tables[0])
+        arguments = (*gradients, *tables, *made, tuple(plan), score, options["residual"], wide)
+        return reference_partial.backward(*arguments)
 
     def scores_as_given(self, s: Tensor, plan: Sequence[Tensor]) -> Tensor:
         """See ``Backend``."""
